@@ -115,6 +115,18 @@ class Cache:
         return [(p, self.planes[p.name]) for p in self.layout.planes]
 
 
+def make_planes(
+    layout: Layout, num_pages: int, num_sequences: int, page_size: int, device: torch.device | str
+) -> dict[str, torch.Tensor]:
+    """One uninitialised tensor per plane, by name; on the `meta` device it costs nothing and still has its bytes."""
+    return {
+        p.name: torch.empty(
+            plane_shape(p, layout, num_pages, num_sequences, page_size), dtype=plane_dtype(p), device=device
+        )
+        for p in layout.planes
+    }
+
+
 def allocate(
     layout: Layout,
     *,
@@ -136,12 +148,7 @@ def allocate(
     pages = need if num_pages is None else num_pages
     if pages < need:
         raise ValueError(f"{need} pages needed, {pages} given")
-    planes = {
-        p.name: torch.empty(
-            plane_shape(p, layout, pages, num_sequences, page_size), dtype=plane_dtype(p), device=device
-        )
-        for p in layout.planes
-    }
+    planes = make_planes(layout, pages, num_sequences, page_size, device)
     order = torch.arange(pages) if shuffle is None else torch.randperm(pages, generator=shuffle)
     table = order[:need].view(num_sequences, per_sequence).to(torch.int32).to(device)
     lengths = torch.zeros(num_sequences, dtype=torch.int32, device=device)

@@ -157,7 +157,9 @@ def parse_kv(text: str) -> Format | Named | Pair:
         return parse_any(clean)
     match = _PAIR.fullmatch(clean)
     if not match:
-        raise UsageError(f"format {text!r}: a KIVI pair is kivi2[/G][,recent=R]", "for example kivi2 or kivi4/64,recent=128")
+        raise UsageError(
+            f"format {text!r}: a KIVI pair is kivi2[/G][,recent=R]", "for example kivi2 or kivi4/64,recent=128"
+        )
     pair = Pair(match.group(1), int(match.group(2) or 32), int(match.group(3) or 128))
     if pair.recent % pair.group:
         raise UsageError(
@@ -219,7 +221,9 @@ def _granularity(text: str, where: str) -> tuple[str, int]:
     if match:
         return match.group(1), int(match.group(2))
     if where in _NOT_OURS:
-        raise UsageError(f"format {text!r}: unknown granularity {where!r}", "write token: one scale per token of a head")
+        raise UsageError(
+            f"format {text!r}: unknown granularity {where!r}", "write token: one scale per token of a head"
+        )
     raise UsageError(f"format {text!r}: unknown granularity {where!r}", did_you_mean(where, GRANULARITIES))
 
 

@@ -14,8 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidat
 from kvplan import breakdown
 from kvplan.memory.figures import KvFigures
 
-SCHEMA = "kvplan.plan/1"
-
 
 def _read_node(value: Any) -> breakdown.Node:
     return value if isinstance(value, breakdown.Product | breakdown.Sum) else breakdown.from_dict(value)
@@ -28,26 +26,30 @@ _STRICT: Any = {"extra": "forbid"}
 
 
 class PlanRequest(BaseModel):
-    """What is asked. In a plan's echo every default is filled in and every format has its canonical spelling."""
+    """What is asked; the field texts are also the help of the command line.
+
+    In a plan's echo every default is filled in, every format has its canonical spelling, and the format of a tensor
+    that the model does not have is None.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     model: str
     """Id of a shipped spec, Hugging Face id, or path of a spec file."""
     context: int | None = None
-    """Tokens of every sequence; None: a ladder of lengths."""
+    """Tokens of every sequence; without it, a ladder of lengths."""
     batch: int = 1
     """Sequences held at once."""
     kv: str | None = None
     """Format of K and V together."""
     k: str | None = None
-    """Format of K; None in a plan: the model has no K."""
+    """Format of K."""
     v: str | None = None
-    """Format of V; None in a plan: the model has no V."""
+    """Format of V."""
     latent: str | None = None
-    """Format of the latent; None in a plan: the model has none."""
+    """Format of an MLA latent; 16-bit and fp8 formats of K and V carry over."""
     index: str | None = None
-    """Format of index keys; None in a plan: the model has none."""
+    """Format of the index keys of sparse attention."""
     page_size: int | None = None
     """Tokens per page; default the least multiple of 128 that the layouts allow."""
     tp: int = 1
@@ -55,9 +57,9 @@ class PlanRequest(BaseModel):
     gpu: str | None = None
     """Id of a shipped device or path of a device file."""
     gpu_memory: int | None = None
-    """Bytes of GPU memory, instead of a name."""
+    """Memory of a GPU without a name, such as 24GiB."""
     bandwidth: int | None = None
-    """Bytes per second of GPU memory bandwidth, with gpu_memory."""
+    """Memory bandwidth of a GPU without a name, such as 936GB/s."""
     util: float = 0.9
     """Share of the GPU's memory that weights and cache may fill."""
     weights_dtype: str | None = None
@@ -228,10 +230,10 @@ class Verdict:
 class PlanFields(BaseModel):
     """The fields of a plan; `kvplan.plan.Plan` adds loading and its checks."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, defer_build=True)
 
     # `schema` alone would hide a method of pydantic's base class.
-    schema_: Literal["kvplan.plan/1"] = Field(SCHEMA, alias="schema")
+    schema_: Literal["kvplan.plan/1"] = Field(default="kvplan.plan/1", alias="schema")
     request: PlanRequest
     model: ModelSummary
     device: DeviceSummary | None

@@ -1,0 +1,100 @@
+"""`python -m kvplan_kernels.aot_check`: compile every decode kernel for sm_90 on the Triton that is importable.
+
+Prints one JSON object: the Triton version and a row per kernel. Needs no GPU. TRITON_INTERPRET must not be set.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import triton
+
+from kvplan.formats.grammar import parse_any
+from kvplan.formats.grid import Tensor, bind
+from kvplan.formats.layout import Layout
+from kvplan_kernels.aot import Report, compile_ahead, report
+from kvplan_kernels.attention.combine import combine_constants, combine_kernel
+from kvplan_kernels.attention.config import DecodeConfig, default_config
+from kvplan_kernels.attention.decode import decode_constants, decode_kernel
+from kvplan_kernels.dialect import has_dependent_launch
+
+PAIRS = (
+    ("bf16", "bf16"),
+    ("fp16", "fp16"),
+    ("int8", "int8"),
+    ("int8:head", "int8:head"),
+    ("fp8_e4m3", "fp8_e4m3"),
+    ("fp8_e4m3:head", "fp8_e4m3:head"),
+    ("int8", "fp8_e4m3"),
+)
+HEADS, GROUP, PAGE = 8, 4, 128
+_POINTERS = {"fp16": "*fp16", "bf16": "*bf16", "fp32": "*fp32"}
+
+
+def decode_layout(k: str, v: str, dim_k: int, dim_v: int, heads: int = HEADS) -> Layout:
+    """Layout of one K, V pair of spellings."""
+    dtype = "bf16" if "bf16" in (k, v) else "fp16"
+    return bind([Tensor("k", parse_any(k), dim_k), Tensor("v", parse_any(v), dim_v)], heads, dtype)
+
+
+def decode_signature(layout: Layout) -> dict[str, str]:
+    """Types of the run-time arguments of `decode_kernel`, as its launcher passes them."""
+    k, v = layout.view("k"), layout.view("v")
+
+    def static(role: str) -> str:
+        view = layout.view(role)
+        return _POINTERS[view.meta_storage] if view.has_static_scale else "*bf16"
+
+    return {
+        "Q": "*bf16", "K_WORDS": _POINTERS.get(k.number, "*i16"), "V_WORDS": _POINTERS.get(v.number, "*i16"),
+        "K_META": "*i32", "V_META": "*i32", "K_SCALE": static("k"), "V_SCALE": static("v"), "V_ZERO": static("v"),
+        "PART_OUT": "*fp32", "PART_LSE": "*fp32", "PAGE_TABLE": "*i32", "LENGTHS": "*i32", "TILE_STARTS": "*i32",
+        "sm_scale": "fp32", "num_requests": "i32", "max_pages": "i32",
+    }  # fmt: skip
+
+
+def check_decode(
+    k: str, v: str, dim_k: int = 128, dim_v: int = 128, group: int = GROUP,
+    config: DecodeConfig | None = None, capability: int = 90,
+) -> tuple[DecodeConfig, Report]:  # fmt: skip
+    """Compile the main kernel of one pair of formats."""
+    layout = decode_layout(k, v, dim_k, dim_v)
+    config = config or default_config(layout, PAGE)
+    constants = decode_constants(layout, PAGE, group, config, capability)
+    compiled = compile_ahead(decode_kernel, decode_signature(layout), constants, config.options, capability)
+    return config, report(compiled)
+
+
+def check_combine(capability: int = 90) -> Report:
+    """Compile the combine kernel for 64 requests."""
+    constants = {**combine_constants(64 * HEADS, 528, HEADS, GROUP, 128), "PDL": has_dependent_launch(capability)}
+    signature = {
+        "PART_OUT": "*fp32", "PART_LSE": "*fp32", "OUT": "*bf16", "TILE_STARTS": "*i32",
+        "num_requests": "i32", "num_programs": "i32",
+    }  # fmt: skip
+    return report(compile_ahead(combine_kernel, signature, constants, {"num_warps": 1}, capability))
+
+
+def row(name: str, config: DecodeConfig | None, result: Report, elements: int) -> dict[str, Any]:
+    """One kernel as JSON; `per_element` is thread instructions of the loop per K and V element."""
+    threads = 32 * (config.num_warps if config else 1)
+    per_element = round(result.loop_instructions * threads / elements, 3) if elements else None
+    settings = asdict(config) if config else None
+    return {"kernel": name, "config": settings, **asdict(result), "per_element": per_element}
+
+
+def main() -> int:
+    rows = []
+    for k, v in PAIRS:
+        config, result = check_decode(k, v)
+        rows.append(row(f"decode {k} {v}", config, result, config.block_tokens * 256))
+    rows.append(row("combine", None, check_combine(), 0))
+    json.dump({"triton": triton.__version__, "kernels": rows}, sys.stdout, indent=1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,179 @@
+"""The unfused baseline: dequantise every page in use to a dense 16-bit copy in memory, then torch's attention on it.
+
+Loads codes and row scales through the page table, stores `(B, HKV, T, D)`. It exists so that the benefit of fusion is
+measured; its scratch memory is `scratch_bytes`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kvplan.formats.layout import Layout
+from kvplan_kernels.cache import Cache
+from kvplan_kernels.codecs.convert import decode_code, round_to, to_fp32
+from kvplan_kernels.codecs.limits import grid_of
+from kvplan_kernels.store.append import check_kernel, code_bits
+
+# Tokens per program.
+TILE_TOKENS = 32
+
+_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+
+
+@triton.jit
+def _dequantise_kernel(
+    p_k_out, p_v_out, p_k_codes, p_v_codes, p_k_meta, p_v_meta, p_k_scale, p_v_scale, p_k_zero, p_v_zero,
+    p_table, p_lengths, num_tokens, max_pages,
+    K: tl.constexpr, V: tl.constexpr, KG: tl.constexpr, VG: tl.constexpr,
+    HKV: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, OUT: tl.constexpr,
+):  # fmt: skip
+    i_side = tl.program_id(1) // HKV
+    i_head = tl.program_id(1) % HKV
+    i_seq = tl.program_id(2).to(tl.int64)
+    # (TILE,)
+    o_token = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    m_out = o_token < num_tokens
+    m_token = m_out & (o_token < tl.load(p_lengths + i_seq))
+    page = tl.load(p_table + i_seq * max_pages + o_token // PAGE, mask=m_token, other=0).to(tl.int64)
+    o_row = (page * HKV + i_head) * PAGE + o_token % PAGE
+    o_out = (i_seq * HKV + i_head) * num_tokens + o_token
+    if i_side == 0:
+        _read_rows(p_k_out, o_out, m_out, o_row, m_token, i_head, p_k_codes, p_k_meta, p_k_scale, p_k_zero, K, KG, OUT)
+    else:
+        _read_rows(p_v_out, o_out, m_out, o_row, m_token, i_head, p_v_codes, p_v_meta, p_v_scale, p_v_zero, V, VG, OUT)
+
+
+@triton.jit
+def _read_rows(
+    p_out, o_out, m_out, o_row, m_token, i_head, p_codes, p_meta, p_scale, p_zero,
+    L: tl.constexpr, G: tl.constexpr, OUT: tl.constexpr,
+):  # fmt: skip
+    """Decode the rows of one tile of one head; rows beyond the length become zeros, never stale bits."""
+    GROUPS: tl.constexpr = G.groups
+    WIDTH: tl.constexpr = G.width
+    WIDE: tl.constexpr = G.tile
+    DIM: tl.constexpr = L.dim
+    for i_group in tl.static_range(GROUPS):
+        o_channel = i_group * WIDTH + tl.arange(0, WIDE)
+        m_channel = tl.arange(0, WIDE) < WIDTH
+        # (TILE, WIDE)
+        m = m_token[:, None] & m_channel[None, :]
+        x = tl.load(p_codes + o_row[:, None] * DIM + o_channel[None, :], mask=m, other=0)
+        if L.quantised:
+            x = decode_code(x, L)
+            if L.has_row_scale:
+                p_row = p_meta + o_row * L.meta_stride + i_group
+                x = x * to_fp32(tl.load(p_row + L.scale_at, mask=m_token, other=0.0))[:, None]
+                if L.asym:
+                    x = x + to_fp32(tl.load(p_row + L.zero_at, mask=m_token, other=0.0))[:, None]
+            else:
+                ITEMS: tl.constexpr = L.static_items
+                o_static = (o_channel if ITEMS > 1 else o_channel * 0) + (i_head * ITEMS if L.static_per_head else 0)
+                x = x * to_fp32(tl.load(p_scale + o_static, mask=m_channel, other=0.0))[None, :]
+                if L.asym:
+                    x = x + to_fp32(tl.load(p_zero + o_static, mask=m_channel, other=0.0))[None, :]
+            x = round_to(tl.where(m, x, 0.0), OUT)
+        elif L.number != OUT:
+            x = round_to(to_fp32(x), OUT)
+        # 64-bit: the dense copy of a large batch passes 2^31 elements.
+        tl.store(p_out + o_out[:, None] * DIM + o_channel[None, :], x, mask=m_out[:, None] & m_channel[None, :])
+
+
+def scratch_bytes(layout: Layout, num_sequences: int, num_tokens: int, element_bytes: int = 2) -> int:
+    """Bytes of the dense copy of K and V that the unfused path writes and reads back."""
+    channels = layout.tensor("k").dim + layout.tensor("v").dim
+    return num_sequences * layout.heads * num_tokens * channels * element_bytes
+
+
+def dequantise(cache: Cache, k_out: Tensor, v_out: Tensor) -> None:
+    """Write the first T rows of every sequence as dense 16-bit values; rows beyond a sequence's length are zeros.
+
+    Args:
+        k_out, v_out: contiguous `(B, HKV, T, Dk)` and `(B, HKV, T, Dv)`, fp16, bf16 or fp32, of one dtype.
+
+    Raises:
+        UnsupportedError: a format without this kernel.
+        ValueError: outputs that do not fit the cache.
+    """
+    check_kernel(cache.layout)
+    cache.check()
+    batch, heads, tokens = cache.num_sequences, cache.layout.heads, k_out.shape[2]
+    for role, out in (("k", k_out), ("v", v_out)):
+        want = (batch, heads, tokens, cache.layout.tensor(role).dim)
+        if tuple(out.shape) != want or out.dtype != k_out.dtype or out.dtype not in _NAMES or not out.is_contiguous():
+            raise ValueError(f"{role}: want contiguous {want} of 16 bit, got {tuple(out.shape)} {out.dtype}")
+    if tokens > cache.page_table.shape[1] * cache.page_size:
+        raise ValueError(f"{tokens} tokens are more than the page table holds")
+    args, constants, num_warps = launch_arguments(cache, k_out, v_out)
+    grid = (triton.cdiv(tokens, constants["TILE"]), 2 * heads, batch)
+    _dequantise_kernel[grid](*args, **constants, num_warps=num_warps)
+
+
+def launch_arguments(cache: Cache, k_out: Tensor, v_out: Tensor) -> tuple[list[Any], dict[str, Any], int]:
+    """(arguments, constexprs, num_warps) of the kernel; also what the ahead-of-time compile tests compile."""
+    tile = min(TILE_TOKENS, triton.next_power_of_2(k_out.shape[2]))
+    args = [
+        k_out, v_out, code_bits(cache.codes("k")), code_bits(cache.codes("v")), cache.meta("k"), cache.meta("v"),
+        cache.static("k"), cache.static("v"), cache.static("k", "zero"), cache.static("v", "zero"),
+        cache.page_table, cache.lengths, k_out.shape[2], cache.page_table.shape[1],
+    ]  # fmt: skip
+    k_view, v_view = cache.layout.view("k"), cache.layout.view("v")
+    constants = {"K": k_view, "V": v_view, "KG": grid_of(k_view), "VG": grid_of(v_view)}
+    constants |= {"HKV": cache.layout.heads, "PAGE": cache.page_size, "TILE": tile, "OUT": _NAMES[k_out.dtype]}
+    return args, constants, 4
+
+
+def unfused_decode(
+    q: Tensor,
+    cache: Cache,
+    sm_scale: float,
+    *,
+    num_tokens: int | None = None,
+    uniform: bool = False,
+    scratch: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """Decode attention by dequantising everything first.
+
+    Args:
+        q: `(B, HQ, Dk)`, fp16 or bf16.
+        num_tokens: upper bound of the lengths, default all that the page table holds.
+        uniform: the caller knows that every length equals `num_tokens`; no mask is built, so torch may take its flash
+            path.
+        scratch: dense K and V to reuse, as in `dequantise`; allocated when not given.
+
+    Returns:
+        `(B, HQ, Dv)` in q's dtype; zeros where the length is 0.
+    """
+    layout, batch = cache.layout, cache.num_sequences
+    tokens = cache.page_table.shape[1] * cache.page_size if num_tokens is None else num_tokens
+    k, v = scratch if scratch is not None else _scratch(layout, batch, tokens, q)
+    dequantise(cache, k, v)
+    return dense_decode(q, k, v, None if uniform else cache.lengths, sm_scale)
+
+
+def dense_decode(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, sm_scale: float) -> Tensor:
+    """Torch's attention on dense K `(B, HKV, T, Dk)` and V: also the 16-bit baseline that is not ours.
+
+    The query heads of a KV head become the query rows of one batched attention, which reads K and V once per group.
+
+    Args:
+        lengths: rows of each request, or None when all T count.
+    """
+    batch, heads, tokens, _ = k.shape
+    rows = q.view(batch, heads, q.shape[1] // heads, q.shape[2])
+    mask = None
+    if lengths is not None:
+        mask = (torch.arange(tokens, device=q.device) < lengths[:, None])[:, None, None, :]
+    out = torch.nn.functional.scaled_dot_product_attention(rows, k, v, attn_mask=mask, scale=sm_scale)
+    out = out.reshape(batch, q.shape[1], v.shape[-1])
+    return out if lengths is None else torch.where((lengths > 0)[:, None, None], out, 0.0)
+
+
+def _scratch(layout: Layout, batch: int, tokens: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    shape = (batch, layout.heads, tokens)
+    return like.new_empty((*shape, layout.tensor("k").dim)), like.new_empty((*shape, layout.tensor("v").dim))

@@ -1,0 +1,62 @@
+"""The work list: tiles of all requests in one row, cut into equal ranges, one per program.
+
+Tiles are ordered by request, KV head, tile. Request b owns tiles `HKV * starts[b]` to `HKV * starts[b + 1]`; program i
+of P takes tiles `[i * TT // P, (i + 1) * TT // P)`. Everything that depends on lengths stays on the device, so one
+CUDA graph serves all lengths, and the list is computed once per step for all layers.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from kvplan_kernels.dialect import loop_bound
+
+SCAN = 128
+
+
+@triton.jit(do_not_specialize=["num_requests"])
+def tile_starts_kernel(LENGTHS, TILE_STARTS, num_requests, BN: tl.constexpr, BLOCK: tl.constexpr):
+    """Exclusive prefix sum of ceil(length / BN): LENGTHS [B] -> TILE_STARTS [B + 1], int32."""
+    o_block = tl.arange(0, BLOCK)
+    carry = 0
+    tl.store(TILE_STARTS, 0)
+    for first in range(0, loop_bound(num_requests), BLOCK):
+        m_request = first + o_block < num_requests
+        b_tiles = (tl.load(LENGTHS + first + o_block, mask=m_request, other=0) + BN - 1) // BN
+        tl.store(TILE_STARTS + 1 + first + o_block, carry + tl.cumsum(b_tiles, 0), mask=m_request)
+        carry += tl.sum(b_tiles, 0)
+
+
+@triton.jit
+def busy_programs(total):
+    """Programs that get work: never more than tiles, so that each of them owns at least one."""
+    return tl.minimum(tl.num_programs(0), total)
+
+
+@triton.jit
+def find_request(TILE_STARTS, num_requests, tile, BLOCK: tl.constexpr):
+    """The request b with TILE_STARTS[b] <= tile < TILE_STARTS[b + 1]; counts, since one wide load beats a search."""
+    o_block = tl.arange(0, BLOCK)
+    found = 0
+    for first in range(0, loop_bound(num_requests), BLOCK):
+        m_request = first + o_block < num_requests
+        b_ends = tl.load(TILE_STARTS + 1 + first + o_block, mask=m_request, other=2147483647)
+        found += tl.sum((b_ends <= tile).to(tl.int32), 0)
+    return found
+
+
+def tile_starts(lengths: torch.Tensor, block_tokens: int, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Tiles before each request.
+
+    Args:
+        lengths: int32 `(B,)`, tokens stored.
+        block_tokens: tokens of a tile.
+        out: int32 `(B + 1,)`.
+
+    Returns:
+        int32 `(B + 1,)` on the device of `lengths`; nothing is copied to the host.
+    """
+    if out is None:
+        out = torch.empty(lengths.shape[0] + 1, dtype=torch.int32, device=lengths.device)
+    tile_starts_kernel[(1,)](lengths, out, lengths.shape[0], BN=block_tokens, BLOCK=SCAN, num_warps=1)
+    return out

@@ -1,0 +1,169 @@
+"""Reference codec of every number x granularity: torch, CPU or CUDA, fp32 arithmetic, read from the layout alone.
+
+Rows are head-major as in the pages: `x` is `(..., H, T, D)`. An encoded tensor is a dict from field name (`codes`,
+`scale`, `zero`) to a tensor in the field's storage dtype: codes `(..., H, T, D)`, row metadata
+`(..., H, T // tokens, items)`, static metadata `(H or 1, items)`.
+
+A value is `scale * code + zero`. Scales are rounded to their storage first and the codes follow from the stored ones.
+Not-a-number policy of the quantised formats: NaN is stored as 0, infinities saturate, so no code ever decodes to NaN
+or infinity. 16- and 32-bit formats keep what they are given.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kvplan.errors import UsageError
+from kvplan.formats.layout import Layout, Plane, TensorView
+from kvplan_kernels.cache import DTYPES
+from kvplan_kernels.codecs.limits import Grid, grid_of
+
+Encoded = dict[str, Tensor]
+
+
+def encode(layout: Layout, role: str, x: Tensor, static: Encoded | None = None) -> Encoded:
+    """Quantise rows `x` `(..., H, T, D)` of tensor `role`.
+
+    Args:
+        static: scales (and zeros) from `calibrate`, needed by tensor, head and channel formats only.
+
+    Raises:
+        UsageError: a shape that the layout does not allow, or static scales missing or not wanted.
+        UnsupportedError: a format that is formula only.
+    """
+    view = layout.view(role)
+    grid = grid_of(view)
+    _check_rows(layout, view, x)
+    if not view.quantised:
+        return _checked(layout, role, x, {"codes": x.to(DTYPES[view.number])})
+    if view.has_static_scale != (static is not None):
+        raise UsageError(
+            f"{view.number}:{view.granularity}: static scales {'missing' if static is None else 'not wanted'}",
+            "tensor, head and channel formats take what calibrate() returns; the others take none",
+        )
+    values = x.float().nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
+    meta = dict(static) if static is not None else _metadata(view, grid, _grouped_range(view, grid, values))
+    codes = _codes(view, grid, _quotient(view, grid, values, meta))
+    return _checked(layout, role, x, {"codes": codes, **meta})
+
+
+def decode(layout: Layout, role: str, encoded: Encoded) -> Tensor:
+    """Values `(..., H, T, D)` in fp32: scale * code + zero, with scale and zero as stored."""
+    view = layout.view(role)
+    codes = encoded["codes"]
+    if not view.quantised:
+        return codes.float()
+    values = codes.view(torch.uint8).float() if view.is_int and view.asym else codes.float()
+    values = values * _spread(view, encoded["scale"])
+    return values + _spread(view, encoded["zero"]) if view.asym else values
+
+
+def calibrate(layout: Layout, role: str, x: Tensor, margin: float = 1.0) -> Encoded:
+    """Static scales (and zeros) of tensor `role` from sample rows `x` `(..., H, T, D)`; {} for other formats.
+
+    Non-finite samples are ignored; pass only rows that exist (no page padding). `margin` widens the covered range.
+    """
+    view = layout.view(role)
+    if not view.has_static_scale:
+        return {}
+    _check_rows(layout, view, x)
+    keep = x.shape[-3] if view.static_per_head else 1
+    rows = x.float().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).movedim(-3, 0).reshape(keep, -1, x.shape[-1])
+    over = (1,) if view.granularity == "channel" else (1, 2)
+    low, high = rows.amin(over).view(keep, -1), rows.amax(over).view(keep, -1)
+    if margin != 1.0:
+        widen = (high - low) * (margin - 1) / 2 if view.asym else torch.maximum(high, -low) * (margin - 1)
+        low, high = low - widen, high + widen
+    return _metadata(view, grid_of(view), (low, high))
+
+
+def saturated(layout: Layout, role: str, x: Tensor, static: Encoded) -> Tensor:
+    """Values of `x` `(..., H, T, D)` that a static format clips, counted per head: int64 `(H,)`.
+
+    A value counts when it lies more than half a step beyond the last code (infinities do, NaN does not).
+    """
+    view = layout.view(role)
+    grid = grid_of(view)
+    q = _quotient(view, grid, x.float().nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf), static)
+    clipped = (q < grid.clip_low) | (q > grid.clip_high)
+    return clipped.movedim(-3, 0).flatten(1).sum(1)
+
+
+def _grouped_range(view: TensorView, grid: Grid, x: Tensor) -> tuple[Tensor, Tensor]:
+    """(min, max) of what shares a row scale, shaped like the scale field `(..., H, T // tokens, items)`."""
+    if view.granularity == "channel":
+        parts, over = x.unflatten(-2, (-1, view.group)), -2
+        return parts.amin(over), parts.amax(over)
+    parts = x.unflatten(-1, (grid.groups, grid.width))
+    return parts.amin(-1), parts.amax(-1)
+
+
+def _metadata(view: TensorView, grid: Grid, extent: tuple[Tensor, Tensor]) -> Encoded:
+    """Scale (and zero) in their storage dtype, from the (min, max) that they must cover."""
+    low, high = extent
+    dtype = DTYPES[view.meta_storage]
+    span = high - low if view.asym else torch.maximum(high, -low)
+    # A divisor that is a tensor on the device: CUDA turns division by a Python number into a multiplication.
+    scale = (span / span.new_tensor(grid.divisor)).clamp(grid.scale_min, grid.scale_max).to(dtype)
+    if not view.asym:
+        return {"scale": scale}
+    return {"scale": scale, "zero": low.clamp(-grid.zero_max, grid.zero_max).to(dtype)}
+
+
+def _quotient(view: TensorView, grid: Grid, x: Tensor, meta: Encoded) -> Tensor:
+    """(x - zero) / scale in fp32, before rounding and clipping."""
+    if view.asym:
+        x = x - _spread(view, meta["zero"])
+    return x / _spread(view, meta["scale"])
+
+
+def _codes(view: TensorView, grid: Grid, q: Tensor) -> Tensor:
+    """Round half to even and clip; unsigned codes are kept as the bits of an int8 tensor."""
+    if grid.kind == "fp8":
+        # Clamped first: casts beyond the range differ between torch versions and devices.
+        return q.clamp(grid.low, grid.high).to(DTYPES[view.number])
+    whole = q.round().clamp(grid.low, grid.high)
+    return whole.to(torch.uint8).view(torch.int8) if view.asym else whole.to(torch.int8)
+
+
+def _spread(view: TensorView, meta: Tensor) -> Tensor:
+    """Metadata in fp32, broadcastable to `(..., H, T, D)`."""
+    meta = meta.float()
+    if view.has_static_scale:
+        return meta.unsqueeze(-2)
+    if view.granularity == "channel":
+        return meta.repeat_interleave(view.group, -2)
+    return meta.repeat_interleave(view.group, -1) if view.granularity == "group" else meta
+
+
+def _check_rows(layout: Layout, view: TensorView, x: Tensor) -> None:
+    if x.dim() < 3 or x.shape[-3] != layout.heads or x.shape[-1] != view.dim:
+        raise UsageError(
+            f"rows of shape {tuple(x.shape)} do not fit {layout.heads} heads of {view.dim}", "pass (..., H, T, D)"
+        )
+    if view.granularity == "channel" and view.group and x.shape[-2] % view.group:
+        raise UsageError(
+            f"{x.shape[-2]} rows are no multiple of the {view.group}-token group", "pack whole groups of tokens only"
+        )
+
+
+def _checked(layout: Layout, role: str, x: Tensor, encoded: Encoded) -> Encoded:
+    """Assert each field against the declaration: the codec writes exactly what the layout counts."""
+    declared = [(p, f) for p in layout.planes for f in p.fields if f.tensor == role and p.scope in ("page", "layer")]
+    assert {f.name for _, f in declared} == set(encoded), (declared, encoded.keys())
+    for plane, field in declared:
+        want = _shape(plane, layout.heads, x, field.items, field.tokens)
+        got = encoded[field.name]
+        if tuple(got.shape) != want or got.dtype != DTYPES[field.storage]:
+            raise UsageError(
+                f"{role} {field.name}: layout declares {want} {field.storage}, got {tuple(got.shape)} {got.dtype}",
+                "use the static scales of this layout",
+            )
+    return encoded
+
+
+def _shape(plane: Plane, heads: int, x: Tensor, items: int, tokens: int) -> tuple[int, ...]:
+    if plane.scope == "layer":
+        return (plane.heads(heads), items)
+    return (*x.shape[:-3], plane.heads(heads), x.shape[-2] // tokens, items)

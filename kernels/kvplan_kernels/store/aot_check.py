@@ -1,0 +1,96 @@
+"""`python -m kvplan_kernels.store.aot_check`: compile the append and dequantise kernels for sm_90 without a GPU.
+
+Prints one JSON object: the Triton version and a row per kernel. TRITON_INTERPRET must not be set. The arguments are the
+launchers' own, on tensors of torch's `meta` device.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from kvplan.formats.grammar import parse_any
+from kvplan.formats.grid import Tensor as Stored
+from kvplan.formats.grid import bind
+from kvplan_kernels.aot import Report, compile_ahead, report
+from kvplan_kernels.attention import unfused
+from kvplan_kernels.cache import Cache, make_planes
+from kvplan_kernels.store import append
+
+PAIRS = (
+    ("bf16", "bf16", 128, 128),
+    ("fp32", "fp16", 128, 128),
+    ("int8", "int8", 128, 128),
+    ("int8", "int8,asym", 192, 128),
+    ("int8,scale=bf16", "fp8_e4m3:token,scale=fp32", 128, 128),
+    ("int8:tensor", "int8:head,asym", 96, 96),
+    ("int8:channel,asym", "int8:channel", 128, 128),
+    ("int8:group/32,asym", "int8:group/16", 96, 80),
+    ("fp8_e4m3", "fp8_e4m3", 128, 128),
+    ("fp8_e4m3:head", "fp8_e5m2:token", 64, 64),
+)  # fmt: skip
+HEADS, PAGE, BATCH, TOKENS = 8, 128, 4, 256
+_TYPES = {
+    torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
+    torch.int8: "i8", torch.int32: "i32", torch.int64: "i64",
+}  # fmt: skip
+
+
+def check_append(pair: tuple[str, str, int, int], tokens: int = TOKENS, capability: int = 90) -> Report:
+    """Compile the write kernel of one (K spelling, V spelling, Dk, Dv) for `tokens` new tokens per sequence."""
+    cache = _cache(pair)
+    k, v = (_meta((BATCH, tokens, HEADS, dim), torch.bfloat16) for dim in pair[2:])
+    counts, saturated = _meta((BATCH,), torch.int32), _meta((2, HEADS), torch.int64)
+    args, constants, num_warps = append.launch_arguments(cache, k, v, counts, saturated)
+    return _compile(append._append_kernel, args, constants, num_warps, capability)
+
+
+def check_dequantise(pair: tuple[str, str, int, int], capability: int = 90) -> Report:
+    """Compile the dequantise kernel of one pair."""
+    k, v = (_meta((BATCH, HEADS, TOKENS, dim), torch.bfloat16) for dim in pair[2:])
+    args, constants, num_warps = unfused.launch_arguments(_cache(pair), k, v)
+    return _compile(unfused._dequantise_kernel, args, constants, num_warps, capability)
+
+
+def _cache(pair: tuple[str, str, int, int]) -> Cache:
+    stored = [Stored(role, parse_any(f), dim) for role, f, dim in zip("kv", pair[:2], pair[2:], strict=True)]
+    layout, pages = bind(stored, HEADS, "bf16"), TOKENS // PAGE
+    planes = make_planes(layout, BATCH * pages, BATCH, PAGE, "meta")
+    return Cache(layout, PAGE, planes, _meta((BATCH, pages), torch.int32), _meta((BATCH,), torch.int32))
+
+
+def _meta(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _compile(kernel: Any, args: list[Any], constants: dict[str, Any], num_warps: int, capability: int) -> Report:
+    signature: dict[str, str] = {}
+    for name, value in zip(kernel.arg_names, args, strict=False):
+        if isinstance(value, Tensor):
+            signature[name] = "*" + _TYPES[value.dtype]
+        elif value is not None:
+            signature[name] = "i32"
+    absent = {name: None for name, value in zip(kernel.arg_names, args, strict=False) if value is None}
+    compiled = compile_ahead(kernel, signature, constants | absent, {"num_warps": num_warps}, capability)
+    return report(compiled)
+
+
+def main() -> int:
+    rows = []
+    for pair in PAIRS:
+        name = " ".join(map(str, pair))
+        rows.append({"kernel": f"append {name}", **asdict(check_append(pair))})
+        rows.append({"kernel": f"dequantise {name}", **asdict(check_dequantise(pair))})
+    rows.append({"kernel": "append one token", **asdict(check_append(PAIRS[2], tokens=1))})
+    json.dump({"triton": triton.__version__, "kernels": rows}, sys.stdout, indent=1)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

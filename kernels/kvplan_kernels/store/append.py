@@ -1,0 +1,223 @@
+"""Quantise and append: new K and V rows go to their pages in one launch, at any offset, one token or many.
+
+Loads rows `(B, T, HKV, D)` of fp16, bf16 or fp32; stores codes and row scales where the page table says, `(page, head,
+slot, items)`. One program per (tile of tokens, K or V and head, sequence). Codes are bit-exact with the reference
+codec: scales are rounded to their storage first, divisions are correctly rounded, halves go to even.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kvplan.errors import UnsupportedError
+from kvplan.formats.layout import Layout
+from kvplan_kernels.cache import Cache
+from kvplan_kernels.codecs.convert import round_code, round_to, to_fp32
+from kvplan_kernels.codecs.limits import grid_of
+
+# Tokens per program of a bulk write; 32 rows of 128 channels are one coalesced 4 KiB run of codes.
+TILE_TOKENS = 32
+
+
+@triton.jit
+def _append_kernel(
+    p_k, p_v, p_k_codes, p_v_codes, p_k_meta, p_v_meta, p_k_scale, p_v_scale, p_k_zero, p_v_zero,
+    p_table, p_lengths, p_counts, p_saturated,
+    stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh, num_tokens, max_pages,
+    K: tl.constexpr, V: tl.constexpr, KG: tl.constexpr, VG: tl.constexpr,
+    HKV: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    i_side = tl.program_id(1) // HKV
+    i_head = tl.program_id(1) % HKV
+    i_seq = tl.program_id(2).to(tl.int64)
+    count = num_tokens
+    if p_counts is not None:
+        count = tl.minimum(tl.load(p_counts + i_seq), num_tokens)
+    # (TILE,)
+    o_token = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    position = tl.load(p_lengths + i_seq) + o_token
+    m_token = (o_token < count) & (position < max_pages * PAGE)
+    page = tl.load(p_table + i_seq * max_pages + position // PAGE, mask=m_token, other=0).to(tl.int64)
+    o_row = (page * HKV + i_head) * PAGE + position % PAGE
+    if i_side == 0:
+        b_x = p_k + i_seq * stride_kb + i_head.to(tl.int64) * stride_kh
+        _write_rows(b_x, stride_kt, o_token, o_row, m_token, i_head, p_k_codes, p_k_meta, p_k_scale, p_k_zero,
+                    p_saturated, K, KG)  # fmt: skip
+    else:
+        b_x = p_v + i_seq * stride_vb + i_head.to(tl.int64) * stride_vh
+        if p_saturated is not None:
+            p_saturated += HKV
+        _write_rows(b_x, stride_vt, o_token, o_row, m_token, i_head, p_v_codes, p_v_meta, p_v_scale, p_v_zero,
+                    p_saturated, V, VG)  # fmt: skip
+
+
+@triton.jit
+def _write_rows(
+    p_x, stride_t, o_token, o_row, m_token, i_head, p_codes, p_meta, p_scale, p_zero, p_saturated,
+    L: tl.constexpr, G: tl.constexpr,
+):  # fmt: skip
+    """Encode the rows of one tile of one head, one group of channels that share a scale after the other."""
+    GROUPS: tl.constexpr = G.groups
+    WIDTH: tl.constexpr = G.width
+    WIDE: tl.constexpr = G.tile
+    DIM: tl.constexpr = L.dim
+    STORAGE: tl.constexpr = L.number
+    for i_group in tl.static_range(GROUPS):
+        o_channel = i_group * WIDTH + tl.arange(0, WIDE)
+        # (TILE, WIDE)
+        m = m_token[:, None] & (tl.arange(0, WIDE) < WIDTH)[None, :]
+        x = tl.load(p_x + o_token.to(tl.int64)[:, None] * stride_t + o_channel[None, :], mask=m, other=0.0)
+        p_out = p_codes + o_row[:, None] * DIM + o_channel[None, :]
+        if L.quantised:
+            x = to_fp32(x)
+            x = tl.where(x == x, x, 0.0)
+            if L.has_row_scale:
+                code = _encode_row_scaled(x, m, p_meta + o_row * L.meta_stride + i_group, m_token, L, G)
+            else:
+                code = _encode_static(x, m, o_channel, i_head, p_scale, p_zero, p_saturated, L, G)
+            tl.store(p_out, code, mask=m)
+        elif p_out.dtype.element_ty == x.dtype:
+            tl.store(p_out, x, mask=m)
+        else:
+            tl.store(p_out, round_to(to_fp32(x), STORAGE), mask=m)
+
+
+@triton.jit
+def _encode_row_scaled(x, m, p_meta, m_token, L: tl.constexpr, G: tl.constexpr):
+    """Scale (and zero) of each row from the row itself, stored; returns the codes (TILE, WIDE)."""
+    STORAGE: tl.constexpr = L.meta_storage
+    if L.asym:
+        low = tl.min(tl.where(m, x, float("inf")), 1)
+        high = tl.max(tl.where(m, x, float("-inf")), 1)
+        zero = round_to(tl.minimum(tl.maximum(low, -G.zero_max), G.zero_max), STORAGE)
+        tl.store(p_meta + L.zero_at, zero, mask=m_token)
+        span = tl.where(m_token, high - low, 0.0)
+        x = x - to_fp32(zero)[:, None]
+    else:
+        span = tl.max(tl.abs(x), 1)
+    scale = tl.div_rn(span, tl.full(span.shape, G.divisor, tl.float32))
+    scale = round_to(tl.minimum(tl.maximum(scale, G.scale_min), G.scale_max), STORAGE)
+    tl.store(p_meta + L.scale_at, scale, mask=m_token)
+    return round_code(tl.div_rn(x, tl.broadcast_to(to_fp32(scale)[:, None], x.shape)), G)
+
+
+@triton.jit
+def _encode_static(x, m, o_channel, i_head, p_scale, p_zero, p_saturated, L: tl.constexpr, G: tl.constexpr):
+    """Codes (TILE, WIDE) with the layer's scales; clipped values are counted per head."""
+    ITEMS: tl.constexpr = L.static_items
+    o_static = (o_channel if ITEMS > 1 else o_channel * 0) + (i_head * ITEMS if L.static_per_head else 0)
+    # Channels beyond the row read a scale that exists, so that nothing divides by 0.
+    o_static = tl.where(o_channel < L.dim, o_static, 0)
+    if L.asym:
+        x = x - to_fp32(tl.load(p_zero + o_static))[None, :]
+    q = tl.div_rn(x, tl.broadcast_to(to_fp32(tl.load(p_scale + o_static))[None, :], x.shape))
+    if p_saturated is not None:
+        clipped = m & ((q < G.clip_low) | (q > G.clip_high))
+        total = tl.sum(tl.sum(clipped.to(tl.int32), 1), 0)
+        if total > 0:
+            tl.atomic_add(p_saturated + i_head, total.to(tl.int64))
+    return round_code(q, G)
+
+
+def append(
+    cache: Cache,
+    k: Tensor,
+    v: Tensor,
+    *,
+    counts: Tensor | None = None,
+    max_length: int | None = None,
+    saturated: Tensor | None = None,
+) -> None:
+    """Quantise new rows into the cache behind each sequence's stored tokens, and advance `cache.lengths`.
+
+    Static formats read their scales from the cache's layer planes (see `store.static`). Nothing synchronises with the
+    host and no memory is allocated, so the call can be captured in a CUDA graph.
+
+    Args:
+        k, v: `(B, T, HKV, Dk)` and `(B, T, HKV, Dv)`, fp16, bf16 or fp32, channels contiguous.
+        counts: int32 `(B,)`, rows of each sequence that are real (the first ones); default all T.
+        max_length: upper bound of `cache.lengths` after the write, refused if the page table cannot hold it. Without
+            it only T is checked, and rows beyond the page table are dropped on the device.
+        saturated: int64 `(2, HKV)`, incremented by the values that static formats clip; K in row 0, V in row 1.
+
+    Raises:
+        UnsupportedError: a format without a write kernel.
+        ValueError: shapes, dtypes, strides or capacity that do not fit.
+    """
+    check_kernel(cache.layout)
+    _check_door(cache, k, v, counts, max_length, saturated)
+    batch, tokens, heads, _ = k.shape
+    if tokens == 0 or batch == 0:
+        return
+    args, constants, num_warps = launch_arguments(cache, k, v, counts, saturated)
+    _append_kernel[(triton.cdiv(tokens, constants["TILE"]), 2 * heads, batch)](*args, **constants, num_warps=num_warps)
+    cache.lengths.add_(tokens if counts is None else counts.clamp(max=tokens))
+    cache.lengths.clamp_(max=cache.page_table.shape[1] * cache.page_size)
+
+
+def launch_arguments(
+    cache: Cache, k: Tensor, v: Tensor, counts: Tensor | None, saturated: Tensor | None
+) -> tuple[list[Any], dict[str, Any], int]:
+    """(arguments, constexprs, num_warps) of the kernel; also what the ahead-of-time compile tests compile."""
+    tile = min(TILE_TOKENS, triton.next_power_of_2(k.shape[1]))
+    args = [
+        k, v, code_bits(cache.codes("k")), code_bits(cache.codes("v")), cache.meta("k"), cache.meta("v"),
+        cache.static("k"), cache.static("v"), cache.static("k", "zero"), cache.static("v", "zero"),
+        cache.page_table, cache.lengths, counts, saturated,
+        *k.stride()[:3], *v.stride()[:3], k.shape[1], cache.page_table.shape[1],
+    ]  # fmt: skip
+    k_view, v_view = cache.layout.view("k"), cache.layout.view("v")
+    constants = {"K": k_view, "V": v_view, "KG": grid_of(k_view), "VG": grid_of(v_view)}
+    constants |= {"HKV": cache.layout.heads, "PAGE": cache.page_size, "TILE": tile}
+    return args, constants, 4 if tile > 4 else 1
+
+
+def check_kernel(layout: Layout) -> None:
+    """Refuse a layout whose K or V has no write kernel.
+
+    Raises:
+        UnsupportedError: naming the format.
+    """
+    for role in ("k", "v"):
+        tensor = layout.tensor(role)
+        grid_of(layout.view(role))
+        if tensor.recent or (tensor.granularity == "channel" and tensor.group):
+            raise UnsupportedError(
+                f"format {tensor.spelling} has no write kernel yet", "formats without recent= and channel/N have one"
+            )
+
+
+def code_bits(codes: Tensor) -> Tensor:
+    """8-bit codes as int8 whatever their storage; wider ones unchanged."""
+    return codes.view(torch.int8) if codes.element_size() == 1 else codes
+
+
+def _check_door(
+    cache: Cache, k: Tensor, v: Tensor, counts: Tensor | None, max_length: int | None, saturated: Tensor | None
+) -> None:
+    cache.check()
+    batch, heads = cache.num_sequences, cache.layout.heads
+    for role, x in (("k", k), ("v", v)):
+        dim = cache.layout.tensor(role).dim
+        if x.dim() != 4 or x.shape[:1] + x.shape[2:] != (batch, heads, dim) or x.shape[1] != k.shape[1]:
+            raise ValueError(f"{role}: want ({batch}, T, {heads}, {dim}), got {tuple(x.shape)}")
+        if x.dtype not in (torch.float16, torch.bfloat16, torch.float32) or x.stride(-1) != 1:
+            raise ValueError(f"{role}: want fp16, bf16 or fp32 rows of contiguous channels, got {x.dtype} {x.stride()}")
+    capacity = cache.page_table.shape[1] * cache.page_size
+    need = k.shape[1] if max_length is None and counts is None else max_length or 0
+    if need > capacity:
+        raise ValueError(f"{need} tokens do not fit the {capacity} that the page table holds")
+    _check_vector("page_table", cache.page_table, torch.int32, (batch, cache.page_table.shape[1]))
+    _check_vector("lengths", cache.lengths, torch.int32, (batch,))
+    _check_vector("counts", counts, torch.int32, (batch,))
+    _check_vector("saturated", saturated, torch.int64, (2, heads))
+
+
+def _check_vector(name: str, x: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    if x is not None and (x.dtype != dtype or tuple(x.shape) != shape or not x.is_contiguous()):
+        raise ValueError(f"{name}: want contiguous {dtype} {shape}, got {x.dtype} {tuple(x.shape)}")

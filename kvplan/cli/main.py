@@ -1,0 +1,97 @@
+"""Entry point of `kvplan`: a table of commands, imported only when invoked, and the one place that catches errors."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+from click.utils import PacifyFlushWrapper
+
+from kvplan import __version__
+from kvplan.errors import ExitCode, KvplanError, UsageError, did_you_mean
+
+COMMANDS = {
+    "estimate": (
+        "kvplan.cli.estimate",
+        "Exact cache bytes of a model, with the formula of each, and what fits on a GPU.",
+    ),
+    "recommend": ("kvplan.cli.recommend", "Which cache format to use for a model on a GPU, and why."),
+    "validate": ("kvplan.cli.validate", "Run the kernels: bytes, errors and times of a format on this machine."),
+}
+"""Command name to (module with the attribute `command`, one line of help). The only table of commands."""
+
+
+def exit_codes() -> str:
+    """The documented exit codes in one line."""
+    return "Exit codes: " + ", ".join(f"{c.value} {c.name.lower().replace('_', ' ')}" for c in ExitCode) + "."
+
+
+class LazyGroup(click.Group):
+    """Imports a command's module only when that command is invoked, so that --help starts at once."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = import_module(COMMANDS[cmd_name][0]).command
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            raise UsageError(f"unknown command {args[0]!r}", did_you_mean(args[0], COMMANDS))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(
+    cls=LazyGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=exit_codes(),
+)
+@click.version_option(__version__, prog_name="kvplan")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Plan, choose and prove a KV-cache format."""
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command line (default: the process's own) and return its exit code; see `kvplan.errors.ExitCode`."""
+    try:
+        result: Any = cli.main(args=argv, prog_name="kvplan", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else ExitCode.OK
+    except KvplanError as error:
+        return _report(error.message, error.hint, error.exit_code)
+    except click.ClickException as error:
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        command = context.command_path if context else "kvplan"
+        return _report(error.format_message(), f"see {command} --help", ExitCode.USAGE)
+    except (click.Abort, KeyboardInterrupt):
+        return _report("interrupted", "finished results were kept", ExitCode.INTERRUPTED)
+    except (BrokenPipeError, SystemExit) as stopped:
+        # The reader has gone (kvplan ... | head): click then wraps stdout and exits with 1, which means a defect here.
+        if isinstance(stopped, SystemExit) and not isinstance(sys.stdout, PacifyFlushWrapper):
+            raise
+        # Without this Python complains again while it shuts down.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.OK
+
+
+def _report(message: str, hint: str, code: ExitCode) -> ExitCode:
+    for name, text in (("error", message), ("hint", hint)):
+        print(f"{name}: {' '.join(text.split())}", file=sys.stderr)
+    return code

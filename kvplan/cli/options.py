@@ -1,0 +1,53 @@
+"""Options that commands share. Each is one field of PlanRequest, and its help is that field's own docstring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from kvplan.plan import PlanRequest
+from kvplan.units import parse_bandwidth, parse_bytes, parse_count
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _read(parse: Callable[[str, str], int], what: str) -> Callable[[click.Context, click.Parameter, str | None], Any]:
+    return lambda _ctx, _param, text: None if text is None else parse(text, what)
+
+
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "context": {"metavar": "N", "callback": _read(parse_count, "context")},
+    "batch": {"metavar": "N", "callback": _read(parse_count, "batch"), "default": "1", "show_default": True},
+    "kv": {"metavar": "F"},
+    "k": {"metavar": "F"},
+    "v": {"metavar": "F"},
+    "latent": {"metavar": "F"},
+    "index": {"metavar": "F"},
+    "page_size": {"metavar": "N", "callback": _read(parse_count, "page size")},
+    "tp": {"metavar": "N", "callback": _read(parse_count, "tp"), "default": "1", "show_default": True},
+    "gpu": {"metavar": "G"},
+    "gpu_memory": {"metavar": "SIZE", "callback": _read(parse_bytes, "GPU memory")},
+    "bandwidth": {"metavar": "RATE", "callback": _read(parse_bandwidth, "bandwidth")},
+    "util": {"metavar": "SHARE", "type": float, "default": 0.9, "show_default": True},
+    "weights_dtype": {"metavar": "D"},
+    "beyond_max": {"is_flag": True},
+}
+"""Field of PlanRequest to its click settings."""
+
+
+def plan_options(*fields: str) -> Callable[[F], F]:
+    """A decorator that adds the options of these PlanRequest fields, in this order; values arrive under their names."""
+
+    def decorate(function: F) -> F:
+        for name in reversed(fields):
+            text = PlanRequest.model_fields[name].description
+            function = click.option(f"--{name.replace('_', '-')}", name, help=text, **_SETTINGS[name])(function)
+        return function
+
+    return decorate
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+"""`--json`, passed on as `as_json`."""

@@ -1,0 +1,42 @@
+"""`kvplan recommend`: which cache format to use for a model on a GPU, and why."""
+
+from __future__ import annotations
+
+import click
+
+from kvplan.cli.options import json_option
+from kvplan.recommend.types import RecommendRequest
+from kvplan.units import check_count, parse_count
+
+
+@click.command("recommend")
+@click.argument("model")
+@click.option("--gpu", metavar="G", required=True, help="Id of a shipped device or path of a device file.")
+@click.option("--context", metavar="N", help="Tokens of every request; without it the model's maximum.")
+@click.option("--concurrency", metavar="N", default="1", show_default=True, help="Requests held at once.")
+@click.option("--tp", metavar="N", default="1", show_default=True, help="Tensor-parallel ranks.")
+@click.option("--util", metavar="SHARE", type=float, default=0.9, show_default=True,
+              help="Share of the GPU's memory that weights and cache may fill.")  # fmt: skip
+@json_option
+def command(model: str, gpu: str, context: str | None, concurrency: str, tp: str, util: float, as_json: bool) -> None:
+    """Which cache format MODEL should use on a GPU: bytes, requests that fit, predicted time, a reason for each.
+
+    Only 16 and 8 bit are ranked; lower bits are listed as unranked, because their quality is not established.
+    """
+    from kvplan.recommend import recommend
+
+    request = RecommendRequest(
+        model=model,
+        gpu=gpu,
+        context=parse_count(context, "context") if context else None,
+        concurrency=check_count(parse_count(concurrency, "concurrency"), "concurrency"),
+        tp=parse_count(tp, "tp"),
+        util=util,
+    )
+    result = recommend(request)
+    if as_json:
+        click.echo(result.to_json())
+        return
+    from kvplan.report.recommendation import print_recommendation
+
+    print_recommendation(result)

@@ -1,0 +1,109 @@
+"""`kvplan validate`: run the kernels of each format on this machine and report bytes, errors and times."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+from kvplan.cli.options import json_option
+from kvplan.errors import ExitCode, InputError
+from kvplan.units import parse_count
+from kvplan.validate.report import ValidationReport
+
+DEFAULT_SEED = 1
+
+
+@click.command("validate")
+@click.argument("model")
+@click.option("--context", metavar="N", help="Tokens per request; default 32k (300 on the CPU), at most the model's.")
+@click.option("--batch", metavar="N", help="Requests; default 16 (2 on the CPU).")
+@click.option("--kv", "formats", metavar="F", multiple=True, help="Candidate for K and V; repeat it for several.")
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True,
+              help="cpu: the same kernels in Triton's interpreter, small shapes, correctness only.")  # fmt: skip
+@click.option("--page-size", metavar="N", help="Tokens per page; default 128.")
+@click.option("--seed", type=int, default=DEFAULT_SEED, show_default=True, help="Seed of the synthetic tensors.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write the report as JSON here, after every format.")
+@json_option
+def command(
+    model: str,
+    context: str | None,
+    batch: str | None,
+    formats: tuple[str, ...],
+    device: str,
+    page_size: str | None,
+    seed: int,
+    out: Path | None,
+    as_json: bool,
+) -> int:
+    """Run the kernels of MODEL's cache on this machine, one layer, in each format.
+
+    The 16-bit format of the model always runs first: it is the baseline. Finished formats survive an interruption
+    when --out is given. Exit code 6: a check is red.
+    """
+    from kvplan.specs.load import load_model
+    from kvplan.validate import device as machine
+    from kvplan.validate.launch import start
+    from kvplan.validate.request import make_request
+
+    spec = load_model(model)
+    request = make_request(
+        spec,
+        context=parse_count(context, "context") if context else None,
+        batch=parse_count(batch, "batch") if batch else None,
+        formats=formats,
+        device=device,
+        page_size=parse_count(page_size, "page size") if page_size else None,
+        seed=seed,
+    )
+    machine.require(device)
+    if out is not None and not out.absolute().parent.is_dir():
+        raise InputError(f"cannot write {out}: its folder does not exist", "create the folder or choose another file")
+    words = shlex.join(["kvplan", *sys.argv[1:]])
+    report: ValidationReport | None = None
+    with _Bar(len(request.formats)) as bar:
+        for report in start(request, spec, model, words, bar.say):
+            bar.advance()
+            if out is not None:
+                report.save(out)
+    assert report is not None
+    if as_json:
+        click.echo(report.to_json())
+    else:
+        from kvplan.report.validation import print_validation
+
+        print_validation(report)
+    return ExitCode.OK if report.passed else ExitCode.CHECK_FAILED
+
+
+class _Bar:
+    """A progress bar on a terminal (stderr); silent when piped."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._progress = None
+
+    def __enter__(self) -> _Bar:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+            columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+            self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._progress.start()
+            self._task = self._progress.add_task("starting", total=self._total)
+        return self
+
+    def say(self, text: str) -> None:
+        if self._progress is not None:
+            self._progress.update(self._task, description=text)
+
+    def advance(self) -> None:
+        if self._progress is not None:
+            self._progress.advance(self._task)
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()

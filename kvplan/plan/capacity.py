@@ -1,0 +1,133 @@
+"""What fits on a GPU: found by exact search on the allocator's own function, never by division (KIVI is stepwise)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+
+from kvplan.breakdown import Factor, Product
+from kvplan.errors import UsageError, did_you_mean
+from kvplan.memory.figures import KvFigures, held_bytes
+from kvplan.memory.groups import CacheGroup, cache_groups
+from kvplan.plan.resolve import PUBLISHED, Resolved, legal_tps
+from kvplan.plan.types import Capacity, Change, Fit, Limit, Verdict
+from kvplan.units import MAX_TOKENS, cdiv, format_bytes
+
+WEIGHT_BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "int4": 4}
+
+
+def largest(fits: Callable[[int], bool], ceiling: int) -> int:
+    """The largest n in 0..ceiling with fits(n), for a `fits` that once false stays false; 0 if fits(1) fails."""
+    low, high = 0, 1
+    while high <= ceiling and fits(high):
+        low, high = high, high * 2
+    high = min(high, ceiling + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def fit_at(groups: tuple[CacheGroup, ...], page_size: int, pool_bytes: int, context: int) -> Fit:
+    """Requests of `context` tokens that a pool holds, and all tokens: the rest takes one shorter request."""
+
+    def held(tokens: int, batch: int) -> int:
+        return held_bytes(groups, tokens, batch, page_size)
+
+    requests = largest(lambda n: held(context, n) <= pool_bytes, MAX_TOKENS)
+    constant = held(context, 0)
+    rest = pool_bytes - held(context, requests)
+    shorter = largest(lambda n: held(n, 1) - constant <= rest, context - 1) if requests < MAX_TOKENS else 0
+    return Fit(context=context, requests=requests, tokens=requests * context + shorter)
+
+
+def weights_term(resolved: Resolved, tp: int | None = None) -> Product:
+    """Bytes of the weights on one rank, an estimate: the spec's byte count or parameters x width, shared evenly.
+
+    Raises:
+        UsageError: an unknown number type.
+    """
+    spec, dtype = resolved.spec, resolved.request.weights_dtype or PUBLISHED
+    tp = tp or resolved.request.tp
+    if dtype == PUBLISHED and spec.weights:
+        each = cdiv(spec.weights.bytes, tp)
+        source = f"weights.bytes {spec.weights.bytes:,} ({spec.weights.dtype}) of spec {spec.id} / tp {tp}"
+        return Product("weights", (Factor("bytes per rank", each),), "estimate", source)
+    if dtype not in WEIGHT_BITS:
+        raise UsageError(f"unknown weights dtype {dtype!r}", did_you_mean(dtype, (*WEIGHT_BITS, PUBLISHED)))
+    bits, total = WEIGHT_BITS[dtype], spec.params.total
+    source = f"params.total {total:,} of spec {spec.id}, all in {dtype}, / tp {tp}"
+    if bits % 8:
+        factors: tuple[Factor, ...] = (Factor("bytes per rank", cdiv(total * bits, 8 * tp)),)
+    else:
+        factors = (Factor("parameters per rank", cdiv(total, tp)), Factor("bytes", bits // 8))
+    return Product("weights", factors, "estimate", source)
+
+
+def usable_bytes(memory_bytes: int, util: float) -> int:
+    """util x memory, rounded down; exact in the decimal that the user wrote."""
+    return int(Fraction(str(util)) * memory_bytes)
+
+
+def capacity(resolved: Resolved, lengths: tuple[int, ...]) -> Capacity:
+    """What fits on one GPU at the request's context, or at every length of the ladder without one."""
+    assert resolved.device is not None
+    request, memory = resolved.request, resolved.device.memory_bytes
+    weights = weights_term(resolved)
+    usable = usable_bytes(memory, request.util)
+    pool = usable - weights.nbytes
+    fits = tuple(fit_at(resolved.groups, resolved.page_size, pool, n) for n in lengths)
+    ceiling = max(resolved.spec.max_context, request.context or 0)
+    longest = largest(lambda n: held_bytes(resolved.groups, n, 1, resolved.page_size) <= pool, ceiling)
+    asked = request.context is not None
+    return Capacity(
+        memory_bytes=memory,
+        util=request.util,
+        usable_bytes=usable,
+        weights=weights,
+        pool_bytes=pool,
+        requests=fits[0].requests if asked else None,
+        tokens=fits[0].tokens if asked else None,
+        longest_request=longest,
+        longest_limited_by="model maximum" if longest == ceiling else "gpu memory",
+        by_context=() if asked else fits,
+    )
+
+
+def verdict(resolved: Resolved, kv: KvFigures, room: Capacity) -> Verdict:
+    """Whether the request fits, why not, and the nearest changes with which it does."""
+    needed = kv.allocated_bytes + kv.constant_bytes
+    pool = max(room.pool_bytes, 0)
+    limits = (
+        Limit(name="weights", needed_bytes=room.weights.nbytes, available_bytes=room.usable_bytes),
+        Limit(name="kv cache", needed_bytes=needed, available_bytes=pool),
+    )
+    if needed <= room.pool_bytes:
+        return Verdict(fits=True, limits=limits, reasons=(), nearest_change=())
+    share = f"{room.util * 100:g}% of {format_bytes(room.memory_bytes)}"
+    if room.pool_bytes < 0:
+        reason = f"the weights take {format_bytes(room.weights.nbytes)} per GPU, more than {share}"
+    else:
+        reason = f"the cache takes {format_bytes(needed)}, {format_bytes(pool)} is left of {share} after the weights"
+    return Verdict(fits=False, limits=limits, reasons=(reason,), nearest_change=tuple(_changes(resolved, kv, room)))
+
+
+def _changes(resolved: Resolved, kv: KvFigures, room: Capacity) -> list[Change]:
+    """One change at a time: the longest context, the largest batch, the least tp that fits."""
+    page = resolved.page_size
+    found = {
+        "--context": largest(lambda n: held_bytes(resolved.groups, n, kv.batch, page) <= room.pool_bytes, kv.context),
+        "--batch": largest(lambda n: held_bytes(resolved.groups, kv.context, n, page) <= room.pool_bytes, kv.batch),
+        "--tp": _least_tp(resolved, kv, room),
+    }
+    return [Change(option=option, value=value) for option, value in found.items() if value]
+
+
+def _least_tp(resolved: Resolved, kv: KvFigures, room: Capacity) -> int:
+    for tp in legal_tps(resolved.spec):
+        if tp > resolved.request.tp:
+            groups = cache_groups(resolved.spec, resolved.formats, tp)
+            pool = room.usable_bytes - weights_term(resolved, tp).nbytes
+            if held_bytes(groups, kv.context, kv.batch, resolved.page_size) <= pool:
+                return tp
+    return 0

@@ -1,0 +1,173 @@
+"""The only composer: a request becomes a plan."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from kvplan import __version__
+from kvplan.memory.figures import (
+    KvFigures,
+    allocated_tree,
+    constant_tree,
+    growth_tree,
+    kv_figures,
+    logical_tree,
+)
+from kvplan.memory.groups import CacheFormats, cache_groups
+from kvplan.plan.capacity import capacity, fit_at, verdict, weights_term
+from kvplan.plan.resolve import Resolved, resolve
+from kvplan.plan.result import Plan
+from kvplan.plan.types import (
+    Breakdown,
+    Capacity,
+    DeviceSummary,
+    FixedRequests,
+    Gain,
+    GainRatio,
+    ModelSummary,
+    PlanRequest,
+    PreallocatedPool,
+)
+
+if TYPE_CHECKING:
+    from kvplan.specs.device import DeviceSpec
+    from kvplan.specs.model import ModelSpec
+
+LADDER_START = 1024
+
+
+def make_plan(request: PlanRequest, spec: ModelSpec | None = None, device: DeviceSpec | None = None) -> Plan:
+    """Compute a plan. `spec` and `device` spare reading them again.
+
+    Raises:
+        UsageError, InputError, UnsupportedError: see `resolve`. A request that does not fit is no error.
+    """
+    return compose(resolve(request, spec, device))
+
+
+def compose(resolved: Resolved) -> Plan:
+    """The plan of a resolved request."""
+    request = resolved.request
+    lengths = (request.context,) if request.context else ladder_lengths(resolved.spec.max_context)
+    figures = tuple(figures_at(resolved, n) for n in lengths)
+    kv = figures[0] if request.context else None
+    weights_term(resolved)  # refuses an unknown number type also where no GPU asks for it
+    room = capacity(resolved, lengths) if resolved.device else None
+    return Plan.of(
+        request=request,
+        model=model_summary(resolved.spec),
+        device=device_summary(resolved.device) if resolved.device else None,
+        kv=kv,
+        ladder=() if kv else figures,
+        breakdown=_breakdown(resolved),
+        capacity=room,
+        verdict=verdict(resolved, kv, room) if kv and room else None,
+        gain=_gain(resolved, kv, room) if kv else None,
+        notes=(*resolved.notes, *_notes(resolved)),
+        versions={"kvplan": __version__},
+    )
+
+
+def ladder_lengths(max_context: int) -> tuple[int, ...]:
+    """1024, 2048, ... below the maximum, then the maximum itself."""
+    lengths = []
+    length = LADDER_START
+    while length < max_context:
+        lengths.append(length)
+        length *= 2
+    return (*lengths, max_context)
+
+
+def figures_at(resolved: Resolved, context: int) -> KvFigures:
+    """The byte figures of a resolved request at another length."""
+    request = resolved.request
+    return kv_figures(resolved.groups, resolved.unsharded, request.tp, context, request.batch, resolved.page_size)
+
+
+def model_summary(spec: ModelSpec) -> ModelSummary:
+    """The model in a few words."""
+    return ModelSummary(
+        id=spec.id,
+        hf_ids=spec.hf_ids,
+        layers=spec.layers,
+        max_context=spec.max_context,
+        native_dtype=spec.native_dtype,
+        params_total=spec.params.total,
+        params_active=spec.params.active,
+        confidence=spec.provenance.confidence if spec.provenance else None,
+    )
+
+
+def device_summary(device: DeviceSpec) -> DeviceSummary:
+    """The GPU as plans echo it."""
+    return DeviceSummary(
+        id=device.id,
+        name=device.name,
+        memory_bytes=device.memory_bytes,
+        memory_nominal=device.memory_nominal,
+        bandwidth_bytes_per_second=device.bandwidth_bytes_per_second,
+    )
+
+
+def _breakdown(resolved: Resolved) -> Breakdown:
+    groups, context, batch = resolved.groups, resolved.request.context, resolved.request.batch
+    tokens, growth = growth_tree(groups)
+    return Breakdown(
+        logical=logical_tree(groups, context, batch) if context else None,
+        allocated=allocated_tree(groups, context, batch, resolved.page_size) if context else None,
+        constant=constant_tree(groups),
+        growth=growth,
+        growth_tokens=tokens,
+    )
+
+
+def _gain(resolved: Resolved, kv: KvFigures, room: Capacity | None) -> Gain | None:
+    """Both gains over the native dtype; None for a model without any cache."""
+    request, page = resolved.request, resolved.page_size
+    native = CacheFormats.native(resolved.spec)
+    groups = cache_groups(resolved.spec, native, request.tp)
+    before = allocated_tree(groups, kv.context, kv.batch, page).nbytes
+    if not kv.allocated_bytes:
+        return None
+    ratio = Fraction(before, kv.allocated_bytes)
+    pool = None
+    if room:
+        was = fit_at(groups, page, room.pool_bytes, kv.context)
+        pool = PreallocatedPool(
+            pool_bytes=room.pool_bytes,
+            requests_before=was.requests,
+            requests_after=room.requests or 0,
+            tokens_before=was.tokens,
+            tokens_after=room.tokens or 0,
+        )
+    return Gain(
+        before_formats={role: native.k.spelling for role in ("k", "v", "latent", "index") if getattr(request, role)},
+        fixed_requests=FixedRequests(
+            before_bytes=before,
+            after_bytes=kv.allocated_bytes,
+            ratio=GainRatio(numerator=ratio.numerator, denominator=ratio.denominator, value=float(ratio)),
+        ),
+        preallocated_pool=pool,
+    )
+
+
+def _notes(resolved: Resolved) -> list[str]:
+    spec, request = resolved.spec, resolved.request
+    notes = []
+    if spec.mtp:
+        notes.append(
+            f"Multi-token prediction layers ({spec.mtp.layers}) are not charged: "
+            "they hold a cache only with speculative decoding."
+        )
+    for group in spec.layer_groups:
+        if group.kind == "cross":
+            rows = group.encoder_tokens
+            notes.append(f"Group {group.name} counts one {rows.per} of {rows.count:,} encoder tokens per sequence.")
+    if request.context and request.context > spec.max_context:
+        notes.append(f"Context {request.context:,} is above the model's maximum of {spec.max_context:,}.")
+    if spec.provenance and spec.provenance.confidence == "memory":
+        notes.append(f"The spec {spec.id} was written from memory and is not verified.")
+    if resolved.device:
+        notes.append("Not counted yet: activations, CUDA graphs, the framework's own memory, fragmentation.")
+    return notes

@@ -1,0 +1,108 @@
+"""Enumerates the format pairs for K and V (or the latent's formats) and computes what each costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvplan.formats.grammar import PLAIN
+from kvplan.memory.groups import DTYPES, roles
+from kvplan.plan import PlanRequest, compose, resolve
+from kvplan.plan.resolve import Resolved
+from kvplan.recommend.evidence import below_eight_bits, expected_kl
+from kvplan.recommend.timemodel import attention_seconds
+from kvplan.recommend.types import Candidate, RecommendRequest
+from kvplan.specs.device import DeviceSpec
+from kvplan.specs.model import ModelSpec
+
+PAIRED = (
+    "int8:token", "int8:token,asym", "int8:group/32", "int8:head", "int8:tensor", "int8:channel", "int8:channel/32",
+    "fp8_e4m3:tensor", "fp8_e4m3:head", "fp8_e4m3:token", "fp8_e5m2:tensor", "int2:token",
+)  # fmt: skip
+LATENT = ("fp8_e4m3:tensor", "fp8_e4m3:token", "fp8_e5m2:tensor", "int8:token")
+
+
+def enumerate_candidates(request: RecommendRequest, spec: ModelSpec, device: DeviceSpec) -> Iterator[Candidate]:
+    """Every pair for a model with K and V, every latent format for one with a latent, one candidate for states."""
+    native = DTYPES[spec.native_dtype]
+    present = roles(spec)
+    if "k" in present:
+        for k in (native, *PAIRED):
+            for v in (native, *PAIRED):
+                yield _candidate(request, spec, device, native, {"k": k, "v": v})
+    elif "latent" in present:
+        for latent in (native, *LATENT):
+            yield _candidate(request, spec, device, native, {"latent": latent})
+    else:
+        yield _candidate(request, spec, device, native, {})
+
+
+def _candidate(
+    request: RecommendRequest, spec: ModelSpec, device: DeviceSpec, native: str, formats: dict[str, str]
+) -> Candidate:
+    fields = request.model_dump(exclude={"concurrency"}) | {"batch": request.concurrency}
+    resolved = resolve(PlanRequest(**fields, **formats), spec, device)
+    plan = compose(resolved)
+    assert (
+        plan.kv is not None and plan.capacity is not None and plan.verdict is not None and request.context is not None
+    )
+    echo = plan.request
+    kl = _evidence(echo, native)
+    seconds = attention_seconds(resolved.groups, request.context, request.concurrency, device)
+    untimed = seconds is None and echo.k is not None
+    low = any(below_eight_bits(f) for f in (echo.k, echo.v, echo.latent) if f)
+    return Candidate(
+        k=echo.k,
+        v=echo.v,
+        latent=echo.latent,
+        allocated_bytes=plan.kv.allocated_bytes + plan.kv.constant_bytes,
+        requests=plan.capacity.requests or 0,
+        fits=plan.verdict.fits,
+        capacity_gain=plan.gain.fixed_requests.ratio.value if plan.gain else 1.0,
+        predicted_attention_seconds=seconds,
+        kl=kl,
+        ranked=kl is not None and not low and not untimed,
+        pareto=False,
+        reason=_reason(resolved, device, low, kl, untimed),
+    )
+
+
+def _evidence(echo: PlanRequest, native: str) -> float | None:
+    if echo.k is not None and echo.v is not None:
+        return expected_kl(echo.k, echo.v, native)
+    # No format has been studied on latents; states have no format at all.
+    return 0.0 if echo.latent in (native, None) else None
+
+
+def _reason(resolved: Resolved, device: DeviceSpec, low: bool, kl: float | None, untimed: bool) -> str:
+    """What speaks for and against, in one line with the bytes of a (token, head)."""
+    tensors = [t for g in resolved.groups for t in g.layout.tensors if g.role in ("kv", "latent")]
+    if not tensors:
+        return "states only: a KV format has no effect"
+    parts = [_row_text(resolved)]
+    seen = {t.spelling: t for t in tensors}.values()
+    if all(t.number in PLAIN for t in seen):
+        parts.append("the model's own dtype, no loss")
+    if any(t.granularity in ("tensor", "head", "channel") and not t.group for t in seen):
+        parts.append("static scales: calibrate, and values outside are clipped")
+    if any(t.granularity in ("token", "group") for t in seen):
+        parts.append("scales come with the rows: no calibration")
+    if any(t.recent for t in seen):
+        parts.append("needs unquantised recent rows")
+    floats = {t.number for t in seen if t.number.startswith("fp8")}
+    if floats and device.hardware_formats and not floats <= set(device.hardware_formats):
+        parts.append(f"{device.name} has no hardware conversion for {', '.join(sorted(floats))}")
+    if low:
+        parts.append("unranked: quality not established")
+    elif kl is None:
+        parts.append("unranked: no quality figure for this format yet")
+    elif untimed:
+        parts.append("unranked: no kernel has been timed for it yet")
+    return "; ".join(parts)
+
+
+def _row_text(resolved: Resolved) -> str:
+    group = next(g for g in resolved.groups if g.role in ("kv", "latent"))
+    page = resolved.page_size
+    heads = group.layout.heads
+    each = group.layout.page_bytes(page) / (page * heads)
+    return f"{each:g} bytes per {'token and KV head' if group.role == 'kv' else 'token'}"

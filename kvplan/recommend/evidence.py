@@ -1,0 +1,43 @@
+"""What is known about the quality of a format, and where from. Nothing here is about the user's own model.
+
+KL divergence (mean per token, nats) of SmolLM2-135M with only K or only V stored in the format, teacher-forced over
+2,048 tokens in fp32 compute, against the untouched cache; measured 2026-11-30 by the project's study of 51 formats.
+K and V contributions add (within 14% over 25 formats). The order of formats carried over to a second text with
+Spearman 0.997; the size of KL does not carry over to other models.
+"""
+
+from __future__ import annotations
+
+BASIS = "KL on SmolLM2-135M, another model: gives the order of formats, not the size of the loss"
+
+_K_ONLY = {
+    "int8:group/32": 0.00032,
+    "int8": 0.00066,
+    "int8:head": 0.00198,
+    "int8:tensor": 0.00236,
+    "fp8_e4m3:token": 0.00592,
+    "fp8_e4m3": 0.0117,
+    "int8:channel": 0.0289,
+    "fp8_e5m2": 0.0463,
+}
+_V_ONLY = {
+    "int8:group/32": 0.00003,
+    "int8": 0.00004,
+    "int8:head": 0.00057,
+    "int8:tensor": 0.00075,
+    "fp8_e4m3:token": 0.00039,
+    "fp8_e4m3": 0.00058,
+    "int8:channel": 0.00082,
+    "fp8_e5m2": 0.00221,
+}
+_LOW_BITS = ("int2", "int3", "int4", "int5", "int6", "fp4", "lm", "kivi")
+
+
+def expected_kl(k: str, v: str, native: str) -> float | None:
+    """KL of a pair on the studied model; 0 for the native dtype, None where nothing was measured."""
+    parts = (0.0 if k == native else _K_ONLY.get(k), 0.0 if v == native else _V_ONLY.get(v))
+    return None if parts[0] is None or parts[1] is None else parts[0] + parts[1]
+
+
+def below_eight_bits(spelling: str) -> bool:
+    return spelling.startswith(_LOW_BITS)

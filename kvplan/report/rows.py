@@ -1,0 +1,173 @@
+"""A plan as renderer-neutral rows and lines; every number is the plan's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvplan.breakdown import Node, Sum, leaves
+from kvplan.memory.figures import Figures, Ratio
+from kvplan.plan import Plan
+from kvplan.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the component table.
+
+    Attributes:
+        kind: `group` (a heading), `term` (a product with its formula) or `total`.
+        detail: the formula, or the exact bytes of a total.
+    """
+
+    kind: str
+    component: str
+    detail: str
+    size: str
+
+
+def title(plan: Plan) -> str:
+    """The request in full: model, sizes, formats."""
+    r = plan.request
+    length = f"context {r.context:,} tokens" if r.context else "no context given"
+    formats = ", ".join(f"{role} {value}" for role in ("k", "v", "latent", "index") if (value := getattr(r, role)))
+    requests = "1 request" if r.batch == 1 else f"{r.batch:,} requests"
+    return f"{plan.model.id}: {length}, {requests}, tp {r.tp}, page size {r.page_size:,}; {formats or 'states only'}"
+
+
+def component_rows(plan: Plan) -> list[Row]:
+    """The table by component: logical terms by group, then the totals; without a context, what a token adds."""
+    trees = plan.breakdown
+    if plan.kv is None or trees.logical is None or trees.allocated is None:
+        first = plan.ladder[0]
+        return [
+            *_tree_rows(trees.growth, plan),
+            Row(
+                "total", _each(trees.growth_tokens), f"{trees.growth.nbytes:,} bytes per sequence", _size(trees.growth)
+            ),
+            _total("bytes per sequence beyond that", first.fixed_bytes_per_sequence),
+            *_constant_rows(trees.constant),
+        ]
+    kv = plan.kv
+    return [
+        *_tree_rows(trees.logical, plan),
+        _total("logical", kv.logical_bytes),
+        *_named_terms(trees.allocated),
+        _total("allocated", kv.allocated_bytes),
+        *_parts(kv),
+        *_constant_rows(trees.constant),
+        *([_total(f"copied across {plan.request.tp} ranks", kv.replicated_bytes)] if kv.replicated_bytes else []),
+    ]
+
+
+def _parts(kv: Figures) -> list[Row]:
+    """What allocated holds beyond logical; both lines are shown even at zero, as they are figures of their own."""
+    return [_total("of it reserved", kv.reserved_bytes), _total("of it padding", kv.padding_bytes)]
+
+
+def _constant_rows(tree: Node) -> list[Row]:
+    return [*_named_terms(tree), _total("constant, apart", tree.nbytes)]
+
+
+def _named_terms(tree: Node) -> list[Row]:
+    """The products of a tree of groups, each under its group's name where there are several."""
+    groups = tree.children if isinstance(tree, Sum) else ()
+    return [
+        Row("term", f"{g.label} {leaf.label}" if len(groups) > 1 else leaf.label, leaf.formula, _size(leaf))
+        for g in groups
+        for leaf in leaves(g)
+    ]
+
+
+def _tree_rows(tree: Node, plan: Plan) -> list[Row]:
+    """One heading for each layer group that owns bytes, and its products."""
+    figures = {g.name: g for g in (plan.kv or plan.ladder[0]).by_group}
+    rows = []
+    for group in tree.children if isinstance(tree, Sum) else ():
+        if not group.nbytes:
+            continue
+        head = figures[group.label]
+        formats = ", ".join(f"{role} {spelling}" for role, spelling in head.formats.items())
+        rows.append(Row("group", head.name, f"{head.role}, {head.layers} layers; {formats}", _size(group)))
+        rows += [Row("term", leaf.label, leaf.formula, _size(leaf)) for leaf in leaves(group)]
+    return rows
+
+
+def ladder_rows(plan: Plan) -> tuple[list[str], list[list[str]]]:
+    """(headings, cells) of the ladder; with a GPU also what fits at each length."""
+    headings = ["context", "logical", "allocated"]
+    cells = [
+        [f"{kv.context:,}", format_bytes(kv.logical_bytes), format_bytes(kv.allocated_bytes)] for kv in plan.ladder
+    ]
+    if plan.capacity:
+        headings += ["requests that fit", "tokens"]
+        for row, fit in zip(cells, plan.capacity.by_context, strict=True):
+            row += [f"{fit.requests:,}", f"{fit.tokens:,}"]
+    return headings, cells
+
+
+def slope_line(plan: Plan) -> str:
+    """Bytes per token and fixed bytes per sequence."""
+    kv = plan.kv or plan.ladder[0]
+    fixed = f"{kv.fixed_bytes_per_sequence:,} bytes fixed per sequence"
+    return f"{_ratio(kv.bytes_per_token)} bytes per token, {fixed} (logical, beyond all windows)"
+
+
+def capacity_lines(plan: Plan) -> list[str]:
+    """The pool as a formula, and what fits in it."""
+    room, device = plan.capacity, plan.device
+    if room is None or device is None:
+        return []
+    (weights,) = leaves(room.weights)
+    lines = [
+        f"{device.name}: pool {format_bytes(room.pool_bytes)} = {room.util:g} x {format_bytes(room.memory_bytes)}"
+        f" - weights {format_bytes(weights.nbytes)}",
+        f"weights per GPU: {weights.formula} [{weights.basis}: {weights.source}]",
+        f"longest single request: {room.longest_request:,} tokens (limit: {room.longest_limited_by})",
+    ]
+    if room.requests is not None and room.tokens is not None and plan.kv:
+        lines.insert(2, f"requests of {plan.kv.context:,} tokens that fit: {room.requests:,}; tokens: {room.tokens:,}")
+    return lines
+
+
+def verdict_lines(plan: Plan) -> list[str]:
+    """Whether it fits, why not, and what would."""
+    if plan.verdict is None:
+        return []
+    if plan.verdict.fits:
+        return ["the request fits"]
+    changes = " or ".join(f"{c.option} {c.value}" for c in plan.verdict.nearest_change)
+    nearest = f"nearest change that fits: {changes}" if changes else "no single change of context, batch or tp fits"
+    return ["does not fit: " + "; ".join(plan.verdict.reasons), nearest]
+
+
+def gain_lines(plan: Plan) -> list[str]:
+    """Both gains over the native dtype, apart."""
+    if plan.gain is None:
+        return []
+    fixed, pool = plan.gain.fixed_requests, plan.gain.preallocated_pool
+    before, after = format_bytes(fixed.before_bytes), format_bytes(fixed.after_bytes)
+    lines = [f"fixed requests: the cache goes from {before} to {after} ({fixed.ratio.value:.2f}x)"]
+    if pool:
+        lines.append(
+            f"preallocated pool: device memory stays; requests {pool.requests_before:,} -> {pool.requests_after:,}, "
+            f"tokens {pool.tokens_before:,} -> {pool.tokens_after:,}"
+        )
+    return lines
+
+
+def _each(tokens: int) -> str:
+    return "each further token" if tokens == 1 else f"each further {tokens:,} tokens"
+
+
+def _total(name: str, nbytes: int) -> Row:
+    return Row("total", name, f"{nbytes:,} bytes", format_bytes(nbytes))
+
+
+def _size(node: Node) -> str:
+    return format_bytes(node.nbytes)
+
+
+def _ratio(ratio: Ratio) -> str:
+    if ratio.denominator == 1:
+        return f"{ratio.numerator:,}"
+    return f"{ratio.numerator:,}/{ratio.denominator:,} = {ratio.value:,.2f}"

@@ -1,0 +1,96 @@
+"""A validation report on a terminal or in a pipe. Rows only; every figure comes from the report."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from kvplan.report.terminal import QuietConsole
+from kvplan.validate.report import FormatResult, ValidationReport
+
+
+def print_validation(report: ValidationReport, console: QuietConsole | None = None) -> None:
+    """Print checks, errors, times and verdicts of each format."""
+    console = console or QuietConsole(highlight=False, markup=False, emoji=False)
+    r = report.request
+    console.print(
+        Text(f"{r.model}: {r.batch} requests x {r.context:,} tokens, one of {report.layers} layers", style="bold")
+    )
+    console.print(Text(f"on {report.device.name}; tensors {report.tensors}"), soft_wrap=True)
+    if report.roof is not None:
+        console.print(
+            Text(f"read roof {_rate(report.roof.bytes_per_second)}; {_baseline_text(report)}"), soft_wrap=True
+        )
+    console.print(_errors(report))
+    if report.roof is not None:
+        console.print(_times(report))
+    for result in report.results:
+        _print_result(console, result)
+    for note in report.notes:
+        console.print(Text(f"note: {note}"), soft_wrap=True)
+
+
+def _errors(report: ValidationReport) -> Table:
+    table = _table("format", "checks", "kernel error", "output error: K only", "V only", "both", "p99", "worst head")
+    for result in report.results:
+        errors = result.format_error
+        cells = [f"{errors[part].output.mean:.2e}" for part in ("k_only", "v_only", "both")] if errors else ["-"] * 3
+        spread = (
+            [f"{errors['both'].output.p99:.2e}", f"{errors['both'].output.worst_head:.2e}"] if errors else ["-", "-"]
+        )
+        kernel = "-" if result.kernel_error is None else f"{result.kernel_error:.1e}"
+        table.add_row(*(Text(cell) for cell in (result.format, _checks(result), kernel, *cells, *spread)))
+    return table
+
+
+def _checks(result: FormatResult) -> str:
+    if result.status == "error":
+        return "error"
+    return f"{sum(c.passed for c in result.checks)} of {len(result.checks)}"
+
+
+def _times(report: ValidationReport) -> Table:
+    table = _table("format", "decode", "unfused", "rate", "of roof", "x best 16 bit", "fusion gain")
+    for result in report.results:
+        t = result.times
+        if t is None:
+            continue
+        unfused = "-" if t.unfused_seconds is None else _micro(t.unfused_seconds)
+        fusion = "-" if t.fusion_gain is None else f"{t.fusion_gain:.2f}x"
+        rate = (_rate(t.bytes_per_second), f"{t.roof_share:.1%}", f"{t.speedup:.2f}x")
+        table.add_row(*(Text(cell) for cell in (result.format, _micro(t.fused_seconds), unfused, *rate, fusion)))
+    return table
+
+
+def _print_result(console: QuietConsole, result: FormatResult) -> None:
+    console.print(Text(result.format, style="bold"))
+    if result.error is not None:
+        console.print(Text(f"  error: {result.error}"), soft_wrap=True)
+    for check in result.checks:
+        console.print(Text(f"  {'ok ' if check.passed else 'RED'} {check.name}: {check.detail}"), soft_wrap=True)
+    for role, share in result.clipped_fraction.items():
+        console.print(Text(f"  {role.upper()} values outside the calibrated range: {share:.4%}"))
+    for verdict in result.verdicts:
+        console.print(Text(f"  {verdict}"), soft_wrap=True)
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for i, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if i else "left")
+    return table
+
+
+def _micro(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f} us"
+
+
+def _rate(bytes_per_second: float) -> str:
+    return f"{bytes_per_second / 1e12:.2f} TB/s"
+
+
+def _baseline_text(report: ValidationReport) -> str:
+    b = report.baselines
+    parts = [("torch SDPA", b.torch_sdpa_seconds), ("our 16-bit kernel", b.kernel_seconds)]
+    return ", ".join(f"{name} {_micro(seconds)}" for name, seconds in parts if seconds is not None)

@@ -1,0 +1,106 @@
+"""Find a model or a device by name or path, and read it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from kvplan.errors import InputError, did_you_mean
+from kvplan.specs.base import Spec
+from kvplan.specs.device import DeviceSpec
+from kvplan.specs.explain import schema_error
+from kvplan.specs.find import specs_root
+from kvplan.specs.model import ModelSpec
+from kvplan.specs.yamlfile import one_line, read_yaml
+
+S = TypeVar("S", bound=Spec)
+
+
+def list_models() -> tuple[str, ...]:
+    """Ids of the shipped models, sorted."""
+    return _list("models")
+
+
+def list_devices() -> tuple[str, ...]:
+    """Ids of the shipped devices, sorted."""
+    return _list("devices")
+
+
+def load_model(name_or_path: str) -> ModelSpec:
+    """A model by id, by Hugging Face id (both in any case), or from a YAML file.
+
+    Raises:
+        InputError: unknown name, unreadable file, or the file breaks the schema.
+    """
+    wanted = name_or_path.lower()
+    if wanted in list_models():
+        return _read(_path("models", wanted), ModelSpec)
+    shipped = _by_hf_id(wanted)
+    return shipped or _from_path(name_or_path, ModelSpec, "model", list_models())
+
+
+def load_device(name_or_path: str) -> DeviceSpec:
+    """A device by id (in any case) or from a YAML file.
+
+    Raises:
+        InputError: unknown name, unreadable file, or the file breaks the schema.
+    """
+    wanted = name_or_path.lower()
+    if wanted in list_devices():
+        return _read(_path("devices", wanted), DeviceSpec)
+    return _from_path(name_or_path, DeviceSpec, "GPU", list_devices())
+
+
+def _list(folder: str) -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in (specs_root() / folder).glob("*.yaml")))
+
+
+def _path(folder: str, stem: str) -> Path:
+    return specs_root() / folder / f"{stem}.yaml"
+
+
+def _by_hf_id(wanted: str) -> ModelSpec | None:
+    if "/" not in wanted:
+        return None
+    for stem in list_models():
+        path = _path("models", stem)
+        # Reading every file as YAML would cost more than the whole plan; look for the text first.
+        if wanted in path.read_text(encoding="utf-8").lower():
+            spec = _read(path, ModelSpec)
+            if wanted in (known.lower() for known in spec.hf_ids):
+                return spec
+    return None
+
+
+def _from_path(name: str, kind: type[S], noun: str, known: tuple[str, ...]) -> S:
+    if name.lower().endswith((".yaml", ".yml")) or (name and _exists(name)):
+        return _read(Path(name), kind)
+    shown = one_line(name, 100)
+    short = name.replace("\\", "/").rsplit("/", 1)[-1]
+    what = f"no file and no {noun} is called" if _has_separator(name) else f"unknown {noun}"
+    # `h100` means h100-80gb, although h200 is closer in spelling.
+    longer = next((one for one in known if short and one.startswith(short.lower())), None)
+    hint = f"did you mean {longer}? known: {', '.join(known)}" if longer else did_you_mean(short, known)
+    raise InputError(f"{what} {shown!r}", f"{hint}; or give the path of a .yaml file")
+
+
+def _has_separator(name: str) -> bool:
+    return any(mark in name for mark in (os.sep, os.altsep) if mark)
+
+
+def _exists(name: str) -> bool:
+    try:
+        return Path(name).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def _read(path: Path, kind: type[S]) -> S:
+    file = read_yaml(path)
+    try:
+        return kind.model_validate(file.data)
+    except ValidationError as error:
+        raise schema_error(file, error) from None

@@ -1,0 +1,97 @@
+"""Starts a validation where it must run: in this process on a GPU, in a subprocess for Triton's interpreter.
+
+The interpreter is chosen by an environment variable that Triton reads when it is imported, so the CPU path is a child
+process (`python -m kvplan.validate.launch`) that prints one JSON event per line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+from kvplan.errors import KvplanError
+from kvplan.specs.load import load_model
+from kvplan.specs.model import ModelSpec
+from kvplan.validate.report import ValidationReport, ValidationRequest
+from kvplan.validate.request import check_memory
+
+Progress = Callable[[str], None]
+
+
+def start(
+    request: ValidationRequest, spec: ModelSpec, source: str, command: str, progress: Progress
+) -> Iterator[ValidationReport]:
+    """Reports of a validation, one per finished format.
+
+    Args:
+        source: the name or path that `spec` was loaded from; the child process loads it again.
+    """
+    if request.device == "cpu":
+        yield from _in_child(request, source, command, progress)
+        return
+    import torch
+
+    from kvplan.validate.run import validate
+
+    check_memory(request, spec, torch.cuda.mem_get_info()[0])
+    yield from validate(request, spec, command, progress)
+
+
+def _in_child(request: ValidationRequest, source: str, command: str, progress: Progress) -> Iterator[ValidationReport]:
+    job = json.dumps({"request": request.model_dump(), "source": source, "command": command})
+    child = subprocess.Popen(
+        [sys.executable, "-m", "kvplan.validate.launch"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+    )
+    assert child.stdin is not None and child.stdout is not None
+    try:
+        child.stdin.write(job)
+        child.stdin.close()
+        for line in child.stdout:
+            event = json.loads(line)
+            if "report" in event:
+                yield ValidationReport.model_validate(event["report"])
+            elif "error" in event:
+                raise _error(event["error"])
+            else:
+                progress(event["progress"])
+        if child.wait():
+            raise RuntimeError(f"the interpreter process ended with code {child.returncode}")
+    finally:
+        child.kill()
+        child.wait()
+
+
+def _error(event: dict[str, str | int]) -> KvplanError:
+    error = KvplanError(str(event["message"]), str(event["hint"]))
+    error.exit_code = type(error.exit_code)(event["code"])
+    return error
+
+
+def main() -> int:
+    """The child: reads a job from stdin, prints events."""
+    from kvplan.validate.run import validate
+
+    job = json.load(sys.stdin)
+
+    def emit(event: dict[str, object]) -> None:
+        print(json.dumps(event), flush=True)
+
+    try:
+        request = ValidationRequest.model_validate(job["request"])
+        spec = load_model(job["source"])
+        for report in validate(request, spec, job["command"], lambda text: emit({"progress": text})):
+            emit({"report": report.model_dump(mode="json", by_alias=True)})
+    except KvplanError as error:
+        emit({"error": {"message": error.message, "hint": error.hint, "code": int(error.exit_code)}})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

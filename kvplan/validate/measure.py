@@ -1,0 +1,76 @@
+"""Times of one format: fused, unfused and 16-bit paths, all by CUDA-graph replays over rotating copies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from kvplan_kernels.attention.config import default_config
+from kvplan_kernels.attention.decode import decode, make_workspace
+from kvplan_kernels.attention.unfused import unfused_decode
+from kvplan_kernels.bench.timing import Timing, copies_needed, graph_time
+from kvplan_kernels.cache import Cache
+from torch.nn.functional import scaled_dot_product_attention
+
+from kvplan.validate.report import Check
+
+
+def fused_time(q: torch.Tensor, caches: Sequence[Cache], sm_scale: float) -> Timing:
+    """Main kernel and combine, on preallocated workspace and output."""
+    out = torch.empty(*q.shape[:2], caches[0].layout.tensor("v").dim, dtype=q.dtype, device=q.device)
+    space = make_workspace(q, caches[0])
+
+    def call(cache: Cache) -> None:
+        decode(q, cache, sm_scale=sm_scale, out=out, workspace=space)
+
+    return graph_time([lambda c=cache: call(c) for cache in caches])  # type: ignore[misc]
+
+
+def unfused_time(q: torch.Tensor, caches: Sequence[Cache], sm_scale: float) -> Timing:
+    """Dequantise to a 16-bit copy in HBM, then torch attention on it."""
+    return graph_time([lambda c=cache: unfused_decode(q, c, sm_scale) for cache in caches], launches=6)  # type: ignore[misc]
+
+
+def sdpa_time(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sm_scale: float) -> Timing:
+    """torch's attention on dense 16-bit K and V (B, H, T, D), two copies rotating."""
+    pairs = [(k, v), (k.clone(), v.clone())]
+
+    def call(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return scaled_dot_product_attention(q[:, :, None], k, v, scale=sm_scale, enable_gqa=True)
+
+    return graph_time([lambda p=pair: call(*p) for pair in pairs])  # type: ignore[misc]
+
+
+def rotating(cache: Cache) -> list[Cache]:
+    """The cache and as many copies as keep every call out of the L2."""
+    return [cache, *(cache.clone() for _ in range(copies_needed(cache.nbytes) - 1))]
+
+
+def fusion_check(q: torch.Tensor, cache: Cache, sm_scale: float, dense_bytes: int) -> Check:
+    """Peak device memory during fused decode minus before: at most the declared workspace, under 5% of a 16-bit copy."""
+    out = torch.empty(*q.shape[:2], cache.layout.tensor("v").dim, dtype=q.dtype, device=q.device)
+    declared = make_workspace(q, cache).nbytes
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    decode(q, cache, sm_scale=sm_scale, out=out)
+    torch.cuda.synchronize()
+    grown = torch.cuda.max_memory_allocated() - before
+    passed = grown <= declared and declared < 0.05 * dense_bytes
+    detail = f"decode took {grown:,} bytes, declared {declared:,}, a 16-bit copy {dense_bytes:,}"
+    return Check(name="fusion is real", passed=passed, detail=detail)
+
+
+def bytes_read(cache: Cache) -> int:
+    """The format's own bytes of the tokens in use: codes and scales that one decode step must read."""
+    tokens = int(cache.lengths.sum())
+    heads = cache.layout.heads
+    return sum(
+        tokens // f.tokens * p.heads(heads) * f.unit_bytes for p in cache.layout.scoped("page") for f in p.fields
+    )
+
+
+def config_text(cache: Cache) -> str:
+    """The kernel configuration that was timed, in words."""
+    c = default_config(cache.layout, cache.page_size)
+    return f"tile {c.block_tokens}, warps {c.num_warps}, stages {c.num_stages}, {c.ctas_per_sm} programs per SM"

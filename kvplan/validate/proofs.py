@@ -1,0 +1,142 @@
+"""The yes-or-no proofs of one format on a small cache: codes as the reference writes them, scales and codes obeyed.
+
+A kernel that ignores a scale, reads a wrong code or secretly attends to a 16-bit copy fails here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from kvplan_kernels.attention.decode import decode
+from kvplan_kernels.attention.reference import decode_reference
+from kvplan_kernels.cache import Cache, allocate
+from kvplan_kernels.store.append import append
+from kvplan_kernels.store.reference import read_reference, write_reference
+from kvplan_kernels.store.static import calibrate_cache
+from kvplan_kernels.testing import KERNEL, relative_error
+
+from kvplan.formats.layout import Layout
+from kvplan.validate.report import Check
+from kvplan.validate.tensors import Geometry, Tensors, make_tensors
+
+FLIP_TOLERANCE = 0.05
+"""Relative error allowed for the *difference* that one flipped code makes: a small difference of two rounded outputs."""
+
+
+@dataclass(frozen=True)
+class Small:
+    """A small cache, written once by the kernel and once by the reference codec, with the tensors it came from."""
+
+    cache: Cache
+    oracle: Cache
+    tensors: Tensors
+    sm_scale: float
+
+
+def small_case(
+    layout: Layout, geometry: Geometry, *, page_size: int, dtype: torch.dtype, device: str, seed: int
+) -> Small:
+    """Two requests over several shuffled pages: a bulk append, then single tokens."""
+    tokens = min(geometry.tokens, 2 * page_size + 37)
+    g = Geometry(2, tokens, geometry.q_heads, geometry.kv_heads, geometry.k_dim, geometry.v_dim)
+    tensors = make_tensors(g, seed=seed, dtype=dtype, device=device)
+    shuffle = torch.Generator().manual_seed(seed)
+    cache = allocate(layout, num_sequences=2, max_tokens=tokens, page_size=page_size, device=device, shuffle=shuffle)
+    for plane in cache.planes.values():
+        plane.view(torch.uint8).fill_(0)
+    calibrate_cache(cache, tensors.k, tensors.v)
+    oracle = cache.clone()
+    oracle.lengths = cache.lengths.clone()
+    bulk = tokens - min(3, tokens - 1)
+    for start, stop in [(0, bulk), *((t, t + 1) for t in range(bulk, tokens))]:
+        append(cache, tensors.k[:, start:stop], tensors.v[:, start:stop])
+    write_reference(oracle, tensors.k, tensors.v)
+    return Small(cache, oracle, tensors, geometry.k_dim**-0.5)
+
+
+def prove(small: Small) -> tuple[Check, ...]:
+    """All proofs of one format, in order of depth."""
+    checks = [_codes(small), _kernel(small)]
+    if small.cache.layout.view("k").quantised:
+        checks.append(_doubled_scales(small))
+    checks.append(_flipped_code(small))
+    return tuple(checks)
+
+
+def reference(small: Small, cache: Cache) -> torch.Tensor:
+    """fp64 attention on what the cache holds, dequantised."""
+    return decode_reference(
+        small.tensors.q,
+        lambda b: read_reference(cache, "k", b),
+        lambda b: read_reference(cache, "v", b),
+        cache.lengths,
+        small.sm_scale,
+    )
+
+
+def _run(small: Small, cache: Cache) -> torch.Tensor:
+    out = torch.full_like(small.tensors.q[..., :1].expand(-1, -1, cache.layout.tensor("v").dim), float("nan")).float()
+    return decode(small.tensors.q, cache, sm_scale=small.sm_scale, out=out.contiguous())
+
+
+def _codes(small: Small) -> Check:
+    """Every byte that the append kernel wrote equals the reference codec's."""
+    wrong = sum(
+        int((small.cache.planes[name].view(torch.uint8) != small.oracle.planes[name].view(torch.uint8)).sum())
+        for name in small.cache.planes
+    )
+    total = sum(t.numel() * t.element_size() for t in small.cache.planes.values())
+    return Check(name="codes bit-exact", passed=wrong == 0, detail=f"{wrong} of {total:,} bytes differ")
+
+
+def _kernel(small: Small) -> Check:
+    error = relative_error(_run(small, small.cache), reference(small, small.cache))
+    passed = KERNEL.accepts(error)
+    detail = f"relative L2 {error.relative:.1e}, max ratio {error.max_ratio:.1e} against fp64 on the dequantised codes"
+    return Check(name="kernel on a small shuffled cache", passed=passed, detail=detail)
+
+
+def _doubled_scales(small: Small) -> Check:
+    """With the stored K scales doubled, the output must follow the reference that reads doubled scales."""
+    changed = small.cache.clone()
+    plane = changed.meta("k")
+    if plane is None:
+        plane = changed.static("k")
+        assert plane is not None
+        plane.mul_(2)
+    else:
+        view = changed.layout.view("k")
+        items = 1 if view.granularity != "group" else view.dim // view.group
+        plane[..., view.scale_at : view.scale_at + items] *= 2
+    error = relative_error(_run(small, changed), reference(small, changed))
+    moved = relative_error(reference(small, changed), reference(small, small.cache))
+    passed = KERNEL.accepts(error) and moved.relative > 10 * KERNEL.relative
+    detail = f"output moved by {moved.relative:.1e}, still within {error.relative:.1e} of the reference"
+    return Check(name="doubled K scales obeyed", passed=passed, detail=detail)
+
+
+def _flipped_code(small: Small) -> Check:
+    """One V code with its top bit flipped must change the output exactly as the reference says."""
+    changed = small.cache.clone()
+    token, channel = _heavy_value(small)
+    page = int(changed.page_table[0, token // changed.page_size])
+    row = changed.codes("v")[page, 0, token % changed.page_size]
+    bits = row.view(torch.int16 if row.element_size() == 2 else torch.int8)
+    bits[channel] ^= torch.iinfo(bits.dtype).min
+    group = small.tensors.q.shape[1] // changed.layout.heads
+    got = (_run(small, changed) - _run(small, small.cache))[0, :group, channel]
+    want = (reference(small, changed) - reference(small, small.cache))[0, :group, channel]
+    error = relative_error(got, want)
+    passed = error.relative < FLIP_TOLERANCE and float(want.abs().max()) > 0
+    detail = f"output moved by {float(want.abs().max()):.1e}, the move is right to {error.relative:.1e}"
+    return Check(name="one flipped V code obeyed", passed=passed, detail=detail)
+
+
+def _heavy_value(small: Small) -> tuple[int, int]:
+    """(token, channel) of request 0, head 0 whose sign flip moves the output most."""
+    group = small.tensors.q.shape[1] // small.cache.layout.heads
+    k, v = (read_reference(small.cache, role, 0)[0].double() for role in ("k", "v"))
+    p = torch.softmax(small.tensors.q[0, :group].double() @ k.T * small.sm_scale, -1).amax(0)
+    flat = int((p[:, None] * v.abs()).argmax())
+    return flat // v.shape[1], flat % v.shape[1]

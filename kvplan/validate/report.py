@@ -1,0 +1,178 @@
+"""The result of a validation: what ran, every check, errors, times, verdicts. Data only; no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+SCHEMA = "kvplan.validation/1"
+NOT_MEASURED = "end-to-end throughput: not measured here"
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class ValidationRequest(_Data):
+    """What was asked, every default filled in."""
+
+    model: str
+    """Spec id."""
+    context: int
+    """Tokens stored per request."""
+    batch: int
+    """Requests."""
+    formats: tuple[str, ...]
+    """Candidates, canonical spellings; each is used for K and V."""
+    device: Literal["cuda", "cpu"]
+    page_size: int
+    seed: int
+    dtype: str
+    """Dtype of the original tensors and of the 16-bit baselines."""
+
+
+class DeviceInfo(_Data):
+    """The machine the figures belong to."""
+
+    name: str
+    compute_capability: str | None = None
+    memory_bytes: int | None = None
+    """Total memory as the driver reports it."""
+    num_sms: int | None = None
+    versions: dict[str, str]
+    """kvplan, python, torch, triton, cuda."""
+
+
+class Spread(_Data):
+    """One error over all rows (request, query head)."""
+
+    mean: float
+    p99: float
+    worst_head: float
+    """Largest mean over requests of any query head."""
+
+
+class FormatError(_Data):
+    """Error of the format against fp64 attention on the original tensors; nothing of it is the kernel's."""
+
+    logit: Spread
+    """Standard deviation over keys of the centred logit error."""
+    softmax_tv: Spread
+    """Total variation between the two softmax rows, 0 to 1."""
+    output: Spread
+    """Relative L2 error of the attention output."""
+    output_all_rows: float
+    """||o - ref|| / ||ref|| over all rows at once."""
+
+
+class Check(_Data):
+    """One yes-or-no proof, with the figures that decided it."""
+
+    name: str
+    passed: bool
+    detail: str
+
+
+class Roof(_Data):
+    """The measured read roof of the device."""
+
+    bytes_per_second: float
+    method: str
+
+
+class Times(_Data):
+    """Seconds per decode step of one layer; all timed the same way in the same run."""
+
+    fused_seconds: float
+    unfused_seconds: float | None
+    """Dequantise to HBM, then 16-bit attention; null for 16-bit formats."""
+    bytes_read: int
+    """The format's own bytes: codes and scales of the tokens in use."""
+    bytes_per_second: float
+    roof_share: float
+    speedup: float
+    """Best 16-bit path of this run divided by this format's fused time."""
+    fusion_gain: float | None
+    """Unfused time divided by fused time."""
+    spread: float
+    """(max - min) / median of the samples."""
+    config: str
+
+
+class FormatResult(_Data):
+    """One format, proved and timed."""
+
+    format: str
+    status: Literal["ok", "failed", "error"]
+    """ok: all checks green; failed: a check is red (then there are no times); error: it could not run."""
+    error: str | None = None
+    checks: tuple[Check, ...] = ()
+    cache_bytes: int | None = None
+    """layers x bytes of the tensors' storages."""
+    planned_bytes: int | None = None
+    """The plan's allocated + constant bytes."""
+    kernel_error: float | None = None
+    """||o - ref|| / ||ref|| of the kernel against fp64 on the dequantised codes."""
+    kernel_max_ratio: float | None = None
+    """max |o - ref| / max |ref| of the same."""
+    format_error: dict[str, FormatError] = {}
+    """k_only, v_only, both."""
+    clipped_fraction: dict[str, float] = {}
+    """Share of K and V values outside the static scales' range; calibrated on the first request."""
+    times: Times | None = None
+    capacity_gain: float | None = None
+    """16-bit allocated bytes divided by this format's."""
+    verdicts: tuple[str, ...] = ()
+    """Capacity, attention latency, end-to-end throughput: three sentences, never mixed."""
+
+
+class Baselines(_Data):
+    """The 16-bit paths of this run, seconds per decode step of one layer."""
+
+    kernel_seconds: float | None = None
+    torch_sdpa_seconds: float | None = None
+    best_seconds: float | None = None
+    best: str | None = None
+
+
+class ValidationReport(_Data):
+    """Everything one `kvplan validate` found; written after every finished format."""
+
+    schema_: Literal["kvplan.validation/1"] = SCHEMA
+    command: str
+    created: str
+    request: ValidationRequest
+    device: DeviceInfo
+    tensors: str
+    """What the tensors are and what may be concluded from them."""
+    layer_group: str
+    layers: int
+    roof: Roof | None = None
+    baselines: Baselines = Baselines()
+    results: tuple[FormatResult, ...] = ()
+    complete: bool = False
+    """False while formats are still to come (or the run was interrupted)."""
+    notes: tuple[str, ...] = ()
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        alias_generator=lambda n: n.rstrip("_"),
+        populate_by_name=True,
+    )
+
+    @property
+    def passed(self) -> bool:
+        return self.complete and all(r.status == "ok" for r in self.results)
+
+    def to_json(self) -> str:
+        return self.model_dump_json(indent=1, by_alias=True)
+
+    def save(self, path: Path) -> None:
+        """Write atomically, so that an interruption leaves the last complete state."""
+        partial = path.with_suffix(path.suffix + ".partial")
+        partial.write_text(self.to_json() + "\n", encoding="utf-8")
+        partial.replace(path)
