@@ -62,7 +62,7 @@ def check_decode(
 ) -> tuple[DecodeConfig, Report]:  # fmt: skip
     """Compile the main kernel of one pair of formats."""
     layout = decode_layout(k, v, dim_k, dim_v)
-    config = config or default_config(layout, PAGE)
+    config = config or default_config(layout, PAGE, group)
     constants = decode_constants(layout, PAGE, group, config, capability)
     compiled = compile_ahead(decode_kernel, decode_signature(layout), constants, config.options, capability)
     return config, report(compiled)

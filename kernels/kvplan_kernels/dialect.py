@@ -41,7 +41,7 @@ def dot(a, b, acc):
 @triton.jit
 def cast(x, DTYPE: tl.constexpr):
     """fp32 `x` to DTYPE, round to nearest even (the interpreter cuts bfloat16 off instead)."""
-    if INTERPRET and DTYPE == tl.bfloat16:
+    if INTERPRET and tl.bfloat16 == DTYPE:
         bits = x.to(tl.int32, bitcast=True)
         even = (bits + 0x7FFF + ((bits >> 16) & 1)) & -65536
         return even.to(tl.float32, bitcast=True).to(tl.bfloat16)

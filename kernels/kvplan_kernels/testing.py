@@ -59,8 +59,8 @@ class Error:
     max_ratio: float
 
 
-# Kernels that compute in 16 bit and accumulate in 32 bit, output in fp16 or fp32. Rounding an output to bf16 alone costs
-# 1.7e-3, so outputs are compared before such a rounding.
+# Kernels that compute in 16 bit and accumulate in 32 bit, output in fp16 or fp32. Rounding an output to bf16 alone
+# costs 1.7e-3, so outputs are compared before such a rounding.
 KERNEL = Tolerance(2e-3)
 
 

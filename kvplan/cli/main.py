@@ -8,7 +8,6 @@ from importlib import import_module
 from typing import Any
 
 import click
-from click.utils import PacifyFlushWrapper
 
 from kvplan import __version__
 from kvplan.errors import ExitCode, KvplanError, UsageError, did_you_mean
@@ -71,22 +70,23 @@ def cli(ctx: click.Context) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run a command line (default: the process's own) and return its exit code; see `kvplan.errors.ExitCode`."""
     try:
-        result: Any = cli.main(args=argv, prog_name="kvplan", standalone_mode=False)
+        # Not cli.main(): that one answers a closed pipe with exit code 1, which here would mean a defect.
+        with cli.make_context("kvplan", list(sys.argv[1:] if argv is None else argv)) as context:
+            result: Any = cli.invoke(context)
         sys.stdout.flush()
         return result if isinstance(result, int) else ExitCode.OK
     except KvplanError as error:
         return _report(error.message, error.hint, error.exit_code)
+    except click.exceptions.Exit as done:
+        return done.exit_code
     except click.ClickException as error:
-        context = error.ctx if isinstance(error, click.UsageError) else None
-        command = context.command_path if context else "kvplan"
+        where = error.ctx if isinstance(error, click.UsageError) else None
+        command = where.command_path if where else "kvplan"
         return _report(error.format_message(), f"see {command} --help", ExitCode.USAGE)
     except (click.Abort, KeyboardInterrupt):
         return _report("interrupted", "finished results were kept", ExitCode.INTERRUPTED)
-    except (BrokenPipeError, SystemExit) as stopped:
-        # The reader has gone (kvplan ... | head): click then wraps stdout and exits with 1, which means a defect here.
-        if isinstance(stopped, SystemExit) and not isinstance(sys.stdout, PacifyFlushWrapper):
-            raise
-        # Without this Python complains again while it shuts down.
+    except BrokenPipeError:
+        # The reader has gone (kvplan ... | head); without this Python complains again while it shuts down.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
 

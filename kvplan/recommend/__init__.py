@@ -3,4 +3,4 @@
 from kvplan.recommend.advise import recommend
 from kvplan.recommend.types import Recommendation, RecommendRequest
 
-__all__ = ["Recommendation", "RecommendRequest", "recommend"]
+__all__ = ["RecommendRequest", "Recommendation", "recommend"]

@@ -73,7 +73,7 @@ def _guarded(run: Session, fmt: str) -> FormatResult:
         return validate_format(run, fmt)
     except KvplanError as error:
         return FormatResult(format=fmt, status="error", error=f"{error.message} ({error.hint})")
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         return FormatResult(format=fmt, status="error", error=f"{type(error).__name__}: {first}")
     finally:

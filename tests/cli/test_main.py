@@ -47,7 +47,7 @@ def test_python_dash_m_and_a_closed_pipe() -> None:
     read, write = os.pipe()
     os.close(read)
     argv = [sys.executable, "-m", "kvplan", "estimate", "llama-3.1-8b"]
-    for extra in (["--json"], []):
+    for extra in (["--json"], [], ["--help"]):
         done = subprocess.run([*argv, *extra], stdout=write, stderr=subprocess.PIPE, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
     os.close(write)
@@ -94,7 +94,7 @@ def test_interruption(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(main_module.cli, "main", interrupted)
+    monkeypatch.setattr(main_module.cli, "invoke", interrupted)
     assert main(["estimate"]) == ExitCode.INTERRUPTED
     assert "interrupted" in capsys.readouterr().err
 
@@ -103,6 +103,6 @@ def test_a_defect_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(main_module.cli, "main", broken)
+    monkeypatch.setattr(main_module.cli, "invoke", broken)
     with pytest.raises(ZeroDivisionError):
         main(["estimate"])

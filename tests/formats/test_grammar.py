@@ -23,9 +23,7 @@ def _option_sets() -> st.SearchStrategy[str]:
         st.integers(1, 512).map("recent={}".format),
     )
     options = st.lists(option, max_size=5, unique_by=lambda o: o.split("=")[0])
-    return st.builds(
-        lambda n, w, o: ",".join([n + w, *o]), st.sampled_from(grammar.NUMBERS), where, options
-    )
+    return st.builds(lambda n, w, o: ",".join([n + w, *o]), st.sampled_from(grammar.NUMBERS), where, options)
 
 
 @given(_option_sets())

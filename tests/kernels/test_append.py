@@ -11,14 +11,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from kvplan.errors import UnsupportedError
 from kvplan_kernels.cache import Cache, allocate
 from kvplan_kernels.codecs.grid import saturated as count_saturated
 from kvplan_kernels.store.append import append
 from kvplan_kernels.store.reference import read_reference, write_reference
 from kvplan_kernels.store.static import calibrate_cache, get_static, set_static
 from kvplan_kernels.testing import REFERENCE_ONLY, WITH_KERNEL, as_bytes, differing_bytes, layout_of, poison
+
+from kvplan.errors import UnsupportedError
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy warns where the kernel saturates
 

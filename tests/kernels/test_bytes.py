@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from kvplan_kernels.cache import Cache, allocate, make_planes
 from kvplan_kernels.store.append import append
 from kvplan_kernels.store.reference import write_reference

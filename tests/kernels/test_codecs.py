@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from kvplan.errors import UnsupportedError, UsageError
 from kvplan_kernels.attention.reference import decode_reference, format_error
 from kvplan_kernels.codecs.grid import calibrate, decode, encode, saturated
 from kvplan_kernels.testing import WITH_KERNEL, layout_of
+
+from kvplan.errors import UnsupportedError, UsageError
 
 DIM = 64
 
@@ -62,11 +62,14 @@ def test_integer_error_is_at_most_half_a_step(spelling: str) -> None:
 def test_fp8_relative_error_is_flat_over_six_octaves_where_int8_is_not() -> None:
     x = rows(1, 512)
     layout = {s: layout_of(s, heads=1) for s in ("fp8_e4m3", "int8:tensor")}
-    errors = {}
+    errors: dict[str, list[float]] = {}
     for spelling, lay in layout.items():
         static = calibrate(lay, "k", x)
-        scaled = [x * 2.0**-octave for octave in range(7)]
-        errors[spelling] = [float((decode(lay, "k", encode(lay, "k", y, static)) - y).norm() / y.norm()) for y in scaled]
+        errors[spelling] = []
+        for octave in range(7):
+            y = x * 2.0**-octave
+            stored = decode(lay, "k", encode(lay, "k", y, static))
+            errors[spelling].append(float((stored - y).norm() / y.norm()))
     assert max(errors["fp8_e4m3"]) < 1.1 * min(errors["fp8_e4m3"]) < 0.03
     assert errors["int8:tensor"][6] > 30 * errors["int8:tensor"][0]
 
@@ -93,7 +96,9 @@ def test_scales_stay_in_their_storage() -> None:
     assert encoded["codes"][0, :, 0].tolist() == [0, 0, 17, 127]
 
 
-@pytest.mark.parametrize(("spelling", "shape"), [("int8:tensor", (1, 1)), ("fp8_e4m3:head", (2, 1)), ("int8:channel", (2, DIM))])  # fmt: skip
+@pytest.mark.parametrize(
+    ("spelling", "shape"), [("int8:tensor", (1, 1)), ("fp8_e4m3:head", (2, 1)), ("int8:channel", (2, DIM))]
+)
 def test_calibration_covers_its_own_samples_and_no_more(spelling: str, shape: tuple[int, int]) -> None:
     layout, x = layout_of(spelling), rows(3, 2, 40)
     static = calibrate(layout, "k", x)
@@ -134,7 +139,8 @@ def test_errors_on_real_k_and_v_agree_with_independent_figures(spelling: str, sh
         exact = {"k": lambda _, k=k: k, "v": lambda _, v=v: v}
         stored = {"k_hat": lambda _, k=k_hat: k, "v_hat": lambda _, v=v_hat: v}
         error = format_error(q[:, at - 512].transpose(0, 1), **exact, **stored, lengths=at + 1, sm_scale=0.125)
-        measured.append([(k_hat - k).norm() / k.float().norm(), (v_hat - v).norm() / v.float().norm(), error.both.output.mean])
+        lost = [(x_hat - x).norm() / x.float().norm() for x, x_hat in ((k, k_hat), (v, v_hat))]
+        measured.append([*lost, error.both.output.mean])
     assert torch.tensor(measured).mean(0).tolist() == pytest.approx(REAL[spelling], rel=0.03)
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-from kvplan.errors import UnsupportedError
 from kvplan_kernels.attention.reference import decode_reference
 from kvplan_kernels.attention.unfused import dense_decode, dequantise, scratch_bytes, unfused_decode
 from kvplan_kernels.cache import Cache, allocate
 from kvplan_kernels.store.reference import read_reference, write_reference
 from kvplan_kernels.store.static import calibrate_cache
 from kvplan_kernels.testing import KERNEL, WITH_KERNEL, layout_of, poison, relative_error
+
+from kvplan.errors import UnsupportedError
 
 HEADS, TOKENS, LENGTHS = 2, 40, (37, 20, 0)
 
@@ -39,8 +39,8 @@ def test_dequantised_values_are_the_references_and_tails_are_zero(spelling: str,
         for role, out in (("k", k), ("v", v)):
             want = read_reference(cache, role, b)
             # scale * code + zero may be one fused operation on a GPU: a last place of fp32, then of the output.
-            close = torch.isclose(out[b, :, :length].float(), want, rtol=2.0**-8 if dtype == torch.bfloat16 else 2.0**-11)
-            assert close.all()
+            rtol = 2.0**-8 if dtype == torch.bfloat16 else 2.0**-10
+            assert torch.isclose(out[b, :, :length].float(), want, rtol=rtol, atol=1e-7).all()
             if "asym" not in spelling:
                 assert torch.equal(out[b, :, :length], want.to(dtype))
             assert (out[b, :, length:] == 0).all()

@@ -13,6 +13,7 @@ import torch
 
 from kvplan.errors import UnsupportedError
 from kvplan.formats.layout import Layout
+from kvplan_kernels.dialect import LEAST_COLUMNS
 
 # Shared memory of one SM that programs may fill, bytes: 228 KiB on sm_90 less 1 KiB kept per program.
 SM_BYTES = 220 * 1024
@@ -63,8 +64,8 @@ def format_class(layout: Layout) -> str:
     return "int8" if any(v.is_int for v in views) else "fp8"
 
 
-def default_config(layout: Layout, page_size: int) -> DecodeConfig:
-    """The table's entry, made to fit the page size and, for long rows, the shared memory.
+def default_config(layout: Layout, page_size: int, group: int) -> DecodeConfig:
+    """The table's entry, made to fit the page size, the query heads per KV head and, for long rows, shared memory.
 
     Raises:
         UnsupportedError: pages whose size is no multiple of 16 tokens.
@@ -73,13 +74,17 @@ def default_config(layout: Layout, page_size: int) -> DecodeConfig:
     tokens = gcd(page_size, config.block_tokens)
     if tokens < 16:
         raise UnsupportedError(f"page size {page_size} is no multiple of 16", "use pages of 16, 32, 64 or 128 tokens")
-    config = replace(config, block_tokens=tokens)
     row_bytes = sum(2 * padded_words(layout.view(r).words) for r in ("k", "v"))
-    while config.ctas_per_sm > 1 and config.ctas_per_sm * config.num_stages * tokens * row_bytes > SM_BYTES:
-        config = replace(config, ctas_per_sm=config.ctas_per_sm // 2, num_warps=min(4, config.num_warps * 2))
-    while config.block_tokens > 16 and config.num_stages * config.block_tokens * row_bytes > SM_BYTES:
-        config = replace(config, block_tokens=config.block_tokens // 2)
-    return config
+    warps, ctas = config.num_warps, config.ctas_per_sm
+    if max(LEAST_COLUMNS, group) > 8 and warps == 1:
+        # Twice the columns need twice the registers for scores and outputs.
+        warps, ctas = 2, max(2, ctas // 2)
+    in_flight = (config.num_stages - 1) * row_bytes
+    while ctas * tokens * in_flight > SM_BYTES and ctas * warps > 4:
+        ctas //= 2
+    while ctas * tokens * in_flight > SM_BYTES and tokens > 16:
+        tokens //= 2
+    return replace(config, block_tokens=tokens, num_warps=warps, ctas_per_sm=ctas)
 
 
 def padded_words(words: int) -> int:

@@ -108,7 +108,8 @@ def _metadata(view: TensorView, grid: Grid, extent: tuple[Tensor, Tensor]) -> En
     scale = (span / span.new_tensor(grid.divisor)).clamp(grid.scale_min, grid.scale_max).to(dtype)
     if not view.asym:
         return {"scale": scale}
-    return {"scale": scale, "zero": low.clamp(-grid.zero_max, grid.zero_max).to(dtype)}
+    # + 0.0 makes -0 into 0: which of the two is the minimum depends on the order of reduction.
+    return {"scale": scale, "zero": (low + 0.0).clamp(-grid.zero_max, grid.zero_max).to(dtype)}
 
 
 def _quotient(view: TensorView, grid: Grid, x: Tensor, meta: Encoded) -> Tensor:

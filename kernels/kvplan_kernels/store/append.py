@@ -92,7 +92,8 @@ def _encode_row_scaled(x, m, p_meta, m_token, L: tl.constexpr, G: tl.constexpr):
     """Scale (and zero) of each row from the row itself, stored; returns the codes (TILE, WIDE)."""
     STORAGE: tl.constexpr = L.meta_storage
     if L.asym:
-        low = tl.min(tl.where(m, x, float("inf")), 1)
+        # + 0.0 makes -0 into 0: which of the two is the minimum depends on the order of reduction.
+        low = tl.min(tl.where(m, x, float("inf")), 1) + 0.0
         high = tl.max(tl.where(m, x, float("-inf")), 1)
         zero = round_to(tl.minimum(tl.maximum(low, -G.zero_max), G.zero_max), STORAGE)
         tl.store(p_meta + L.zero_at, zero, mask=m_token)

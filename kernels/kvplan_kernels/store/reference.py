@@ -59,7 +59,7 @@ def read_reference(cache: Cache, role: str, sequence: int, length: int | None = 
 
 
 def _append_rows(cache: Cache, role: str, sequence: int, start: int, rows: Tensor, clipped: Tensor | None) -> None:
-    """Append `rows` `(HKV, n, D)` of one sequence: pack what the split law says, keep the recent ones in the residual."""
+    """Append `rows` `(HKV, n, D)` of one sequence: pack what the split law says, keep recent ones as they are."""
     tensor, end = cache.layout.tensor(role), start + rows.shape[1]
     static = get_static(cache, role)
     if clipped is not None and static is not None:

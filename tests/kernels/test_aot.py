@@ -1,0 +1,66 @@
+"""The decode kernels compile for sm_90 without a GPU: on the installed Triton, and on those in KVPLAN_TRITON_DIRS."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+INSTALLED = "installed"
+RECORDED = {
+    "decode int8 int8": 2.12,
+    "decode fp8_e4m3 fp8_e4m3": 1.78,
+    "decode bf16 bf16": 1.31,
+}
+"""Thread instructions per element of K and V in the loop, on Triton 3.6.0."""
+
+
+def tritons() -> list[str]:
+    """Folders that hold another Triton each: KVPLAN_TRITON_DIRS, else what `make` put under .triton."""
+    named = os.environ.get("KVPLAN_TRITON_DIRS")
+    folders = named.split(os.pathsep) if named else [str(p) for p in sorted((REPO / ".triton").glob("*"))]
+    return [INSTALLED, *(f for f in folders if (Path(f) / "triton").is_dir())]
+
+
+@cache
+def compiled(folder: str) -> dict[str, Any]:
+    """What `aot_check` prints with the Triton of a folder."""
+    path = [] if folder == INSTALLED else [folder]
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join([*path, str(REPO), str(REPO / "kernels")])
+    done = subprocess.run(
+        [sys.executable, "-m", "kvplan_kernels.aot_check"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("folder", tritons())
+def test_kernels_compile_to_asynchronous_copies_and_matrix_instructions(folder: str) -> None:
+    found = compiled(folder)
+    oldest = found["triton"].startswith("3.4.")
+    for kernel in found["kernels"]:
+        if kernel["kernel"] == "combine":
+            assert kernel["spills"] == 0
+            continue
+        assert kernel["asynchronous_copies"] > 0 and kernel["matrix_instructions"] > 0, kernel
+        # One load per tile is the page table's; rows and scales arrive asynchronously.
+        assert kernel["loop"]["HMMA"] > 0 and kernel["loop"].get("LDG", 0) <= 1, kernel
+        # Triton 3.4 pads the query heads to 16 columns and runs out of registers.
+        assert oldest or kernel["spills"] == 0, kernel
+
+
+def test_loop_is_no_longer_than_recorded_on_the_pinned_triton() -> None:
+    found = compiled(INSTALLED)
+    if found["triton"] != "3.6.0":
+        pytest.skip("instruction counts are recorded for Triton 3.6.0")
+    counts = {k["kernel"]: k["per_element"] for k in found["kernels"]}
+    for name, recorded in RECORDED.items():
+        assert counts[name] <= recorded * 1.05, (name, counts[name])

@@ -1,0 +1,203 @@
+"""The fused decode kernel against float64 attention on the dequantised codes: formats, lengths, geometries, traps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kvplan_kernels.attention.config import DecodeConfig, default_config
+from kvplan_kernels.attention.decode import decode, make_workspace
+from kvplan_kernels.attention.reference import decode_reference
+from kvplan_kernels.attention.work import tile_starts
+from kvplan_kernels.attention.workspace import workspace_bytes
+from kvplan_kernels.cache import Cache, allocate
+from kvplan_kernels.store.reference import read_reference, write_reference
+from kvplan_kernels.store.static import calibrate_cache
+from kvplan_kernels.testing import KERNEL, as_bytes, layout_of, relative_error
+from torch import Tensor
+
+from kvplan.errors import UnsupportedError
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SMALL = DecodeConfig(block_tokens=32, num_warps=1, num_stages=3, ctas_per_sm=1)
+LENGTHS = [0, 1, 31, 32, 33, 128, 129, 243]
+
+
+def filled(
+    k: str, v: str | None = None, *, lengths: list[int], heads: int = 2, dims: tuple[int, int] = (64, 64),
+    page_size: int = 128, garbage: int = 0xFF, seed: int = 0,
+) -> Cache:  # fmt: skip
+    """A cache on shuffled pages whose unused bytes all hold `garbage` (0xFF: NaN as fp16, bf16, fp32 and fp8)."""
+    layout = layout_of(k, v, dims=dims, heads=heads)
+    draw = torch.Generator().manual_seed(seed)
+    most = max(1, *lengths)
+    cache = allocate(
+        layout, num_sequences=len(lengths), max_tokens=most, page_size=page_size, device=DEVICE,
+        num_pages=len(lengths) * -(-most // page_size) + 2, shuffle=draw,
+    )  # fmt: skip
+    for plane in cache.planes.values():
+        as_bytes(plane).fill_(garbage)
+    rows = [torch.randn(len(lengths), most, heads, dim, generator=draw).to(DEVICE) for dim in dims]
+    rows[1] += 0.3
+    calibrate_cache(cache, *rows)
+    write_reference(cache, *rows, counts=torch.tensor(lengths, dtype=torch.int32, device=DEVICE))
+    return cache
+
+
+def query(cache: Cache, group: int, dtype: torch.dtype = torch.float16) -> Tensor:
+    shape = (cache.num_sequences, cache.layout.heads * group, cache.layout.view("k").dim)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(DEVICE, dtype)
+
+
+def reference(q: Tensor, cache: Cache) -> Tensor:
+    k, v = (lambda b, role=role: read_reference(cache, role, b).double() for role in ("k", "v"))
+    return decode_reference(q, k, v, cache.lengths, q.shape[-1] ** -0.5)
+
+
+def assert_right(q: Tensor, cache: Cache, config: DecodeConfig | None = None) -> Tensor:
+    """Run the kernel and hold it to the tolerance table; returns its fp32 output."""
+    out = torch.full((*q.shape[:2], cache.layout.view("v").dim), torch.nan, device=DEVICE)
+    decode(q, cache, config=config, out=out)
+    error = relative_error(out, reference(q, cache))
+    assert KERNEL.accepts(error), error
+    return out
+
+
+@pytest.mark.parametrize(
+    ("k", "v"),
+    [
+        ("fp16", "fp16"), ("bf16", "bf16"), ("int8", "int8"), ("int8,asym", "int8,asym"), ("int8:head", "int8:head"),
+        ("int8:tensor,asym", "int8:tensor,asym"), ("int8:channel", "int8:channel,asym"), ("fp8_e4m3", "fp8_e4m3"),
+        ("fp8_e4m3:head", "fp8_e4m3:head"), ("fp8_e4m3:token", "fp8_e4m3:token"), ("fp8_e5m2", "fp8_e5m2:head"),
+        ("int8", "fp8_e4m3"), ("int8,asym", "int8"), ("bf16", "int8"), ("int8,scale=fp32", "int8,scale=bf16"),
+    ],
+)  # fmt: skip
+def test_every_format_at_every_kind_of_length(k: str, v: str) -> None:
+    cache = filled(k, v, lengths=LENGTHS)
+    out = assert_right(query(cache, 2), cache, SMALL)
+    assert not out[0].any(), "a request of length 0 gives zeros"
+
+
+@pytest.mark.parametrize(
+    ("group", "dims"),
+    [(1, (64, 64)), (3, (80, 80)), (4, (128, 128)), (7, (96, 112)), (8, (192, 128)), (16, (64, 256)), (4, (66, 32))],
+)
+@pytest.mark.parametrize("spelling", ["int8", "fp16"])
+def test_any_head_dim_and_any_number_of_query_heads(spelling: str, group: int, dims: tuple[int, int]) -> None:
+    cache = filled(spelling, lengths=[70, 5], dims=dims)
+    assert_right(query(cache, group, torch.bfloat16), cache, SMALL)
+
+
+@pytest.mark.parametrize("page_size", [16, 48, 128, 256])
+def test_any_page_size_with_the_default_shape_of_launch(page_size: int) -> None:
+    cache = filled("int8", lengths=[page_size - 1, page_size, page_size + 1], page_size=page_size)
+    assert_right(query(cache, 4), cache)
+
+
+def test_result_does_not_depend_on_the_number_of_programs_or_the_tile() -> None:
+    cache = filled("int8", lengths=[243, 0, 17, 130])
+    q = query(cache, 4)
+    outs = [
+        assert_right(q, cache, DecodeConfig(tokens, 1, 3, ctas)) for tokens, ctas in ((32, 1), (32, 2), (64, 1), (16, 16))
+    ]
+    for out in outs[1:]:
+        assert relative_error(out, outs[0]).relative < 1e-3
+
+
+def test_garbage_beyond_the_length_never_leaks() -> None:
+    q = None
+    outs = []
+    for garbage in (0xFF, 0x7C, 0x00):
+        cache = filled("fp8_e4m3:token", "fp16", lengths=[33, 100, 0], dims=(80, 80), garbage=garbage)
+        q = query(cache, 4) if q is None else q
+        outs.append(decode(q, cache, config=SMALL))
+    assert torch.equal(outs[0], outs[1]) and torch.equal(outs[0], outs[2])
+
+
+def test_doubled_scales_and_a_flipped_code_change_the_output_as_the_reference_says() -> None:
+    cache = filled("int8", lengths=[100])
+    q = query(cache, 4)
+    before = assert_right(q, cache, SMALL)
+    cache.meta("k")[..., 0] *= 2
+    doubled = assert_right(q, cache, SMALL)
+    assert relative_error(doubled, before).relative > 0.1
+    page = int(cache.page_table[0, 0])
+    cache.codes("v")[page, 1, 99, 5] ^= 0x40
+    flipped = assert_right(q, cache, SMALL)
+    changed = (flipped != doubled).nonzero()
+    assert changed[:, 2].unique().tolist() == [5] and changed[:, 1].min() >= 4
+
+
+def test_queries_of_any_size_keep_their_precision() -> None:
+    cache = filled("int8:channel", "int8", lengths=[40, 64])
+    q = query(cache, 2, torch.bfloat16)
+    for factor in (1e-6, 3e4):
+        scaled = (q * factor).to(torch.bfloat16)
+        out = torch.empty((*q.shape[:2], 64), device=DEVICE)
+        decode(scaled, cache, config=SMALL, sm_scale=0.125 / factor, out=out)
+        k, v = (lambda b, role=role: read_reference(cache, role, b).double() for role in ("k", "v"))
+        wanted = decode_reference(scaled, k, v, cache.lengths, 0.125 / factor)
+        assert KERNEL.accepts(relative_error(out, wanted))
+
+
+def test_not_a_number_in_a_stored_row_poisons_its_head_only() -> None:
+    cache = filled("fp16", lengths=[40, 64])
+    cache.codes("k")[int(cache.page_table[0, 0]), 1, 3, 0] = torch.nan
+    out = decode(query(cache, 2), cache, config=SMALL)
+    assert out[0, 2:].isnan().all() and not out[0, :2].isnan().any() and not out[1].isnan().any()
+
+
+def test_tile_starts_sum_over_more_requests_than_one_block() -> None:
+    lengths = torch.randint(0, 300, (300,), dtype=torch.int32, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    tiles = (lengths + 31) // 32
+    assert torch.equal(tile_starts(lengths, 32)[1:], tiles.cumsum(0).int()) and tile_starts(lengths, 32)[0] == 0
+
+
+def test_many_requests_share_few_programs() -> None:
+    lengths = [0] * 5 + [3, 40, 0, 1] * 35 + [0]
+    cache = filled("int8", lengths=lengths, heads=1, page_size=64)
+    assert_right(query(cache, 1), cache, SMALL)
+
+
+def test_workspace_is_exactly_what_is_declared_and_can_be_reused() -> None:
+    cache = filled("int8", lengths=[100, 20])
+    q = query(cache, 4)
+    workspace = make_workspace(q, cache, SMALL)
+    assert workspace.nbytes == workspace_bytes(SMALL.num_programs(q.device), 2, 2, 4, 64)
+    work = tile_starts(cache.lengths, SMALL.block_tokens)
+    first = decode(q, cache, config=SMALL, workspace=workspace, work=work)
+    workspace.buffer.fill_(0xFF)
+    assert torch.equal(first, decode(q, cache, config=SMALL, workspace=workspace, work=work))
+
+
+def test_default_launch_keeps_its_rules() -> None:
+    for spelling in ("bf16", "int8", "fp8_e4m3"):
+        for dim in (64, 80, 128, 256, 576):
+            for group in (1, 4, 16):
+                config = default_config(layout_of(spelling, dims=(dim, dim)), 128, group)
+                assert config.num_warps * config.ctas_per_sm % 4 == 0 and 128 % config.block_tokens == 0
+
+
+@pytest.mark.parametrize("spelling", ["int8:group/32", "int8:channel/128", "fp32", "int8,recent=8"])
+def test_formats_without_a_kernel_are_refused_by_name(spelling: str) -> None:
+    layout = layout_of(spelling)
+    cache = allocate(layout, num_sequences=1, max_tokens=128, page_size=128, device=DEVICE)
+    with pytest.raises(UnsupportedError, match=layout.tensor("k").spelling):
+        decode(query(cache, 1), cache)
+
+
+def test_the_door_names_what_differs() -> None:
+    cache = filled("int8", lengths=[20])
+    q = query(cache, 2)
+    with pytest.raises(ValueError, match="multiple of 2"):
+        decode(q[:, :3].contiguous(), cache)
+    with pytest.raises(ValueError, match="contiguous fp16 or bf16"):
+        decode(q.float(), cache)
+    with pytest.raises(ValueError, match="straddle"):
+        decode(q, cache, config=DecodeConfig(256, 1, 3, 4))
+    with pytest.raises(ValueError, match="out is"):
+        decode(q, cache, out=q[:, :2].contiguous())
+    with pytest.raises(ValueError, match="workspace"):
+        decode(q, cache, workspace=make_workspace(q, cache, SMALL), config=DecodeConfig(32, 1, 3, 2))
+    cache.lengths = cache.lengths.long()
+    with pytest.raises(ValueError, match="lengths"):
+        decode(q, cache)
