@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 from kvplan.breakdown import Factor, Product
 from kvplan.errors import UsageError, did_you_mean
 from kvplan.memory.figures import KvFigures, held_bytes
-from kvplan.memory.groups import CacheGroup, cache_groups
-from kvplan.plan.resolve import PUBLISHED, Resolved, legal_tps
+from kvplan.memory.groups import CacheGroup
+from kvplan.memory.sharding import Sharding
+from kvplan.plan.legal import legal_dcps, legal_tps
+from kvplan.plan.resolve import PUBLISHED, Resolved, sharded_groups
 from kvplan.plan.types import Capacity, Change, Fit, Limit, Verdict
 from kvplan.units import MAX_TOKENS, cdiv, format_bytes
 
@@ -28,17 +31,29 @@ def largest(fits: Callable[[int], bool], ceiling: int) -> int:
     return low
 
 
-def fit_at(groups: tuple[CacheGroup, ...], page_size: int, pool_bytes: int, context: int) -> Fit:
+Stages = Sequence[Sequence[CacheGroup]]
+"""The cache of one rank of every pipeline stage. Each stage must hold its part, so the fullest one decides."""
+
+
+def fit_at(stages: Stages, page_size: int, pool_bytes: int, context: int, replicas: int = 1) -> Fit:
     """Requests of `context` tokens that a pool holds, and all tokens: the rest takes one shorter request."""
 
-    def held(tokens: int, batch: int) -> int:
-        return held_bytes(groups, tokens, batch, page_size)
+    def added(requests: int, tokens: int) -> bool:
+        """Whether one more request of `tokens` tokens fits beside the full ones."""
+        for groups in stages:
+            rest = pool_bytes - held_bytes(groups, context, requests, page_size)
+            if held_bytes(groups, tokens, 1, page_size) - held_bytes(groups, tokens, 0, page_size) > rest:
+                return False
+        return True
 
-    requests = largest(lambda n: held(context, n) <= pool_bytes, MAX_TOKENS)
-    constant = held(context, 0)
-    rest = pool_bytes - held(context, requests)
-    shorter = largest(lambda n: held(n, 1) - constant <= rest, context - 1) if requests < MAX_TOKENS else 0
-    return Fit(context=context, requests=requests, tokens=requests * context + shorter)
+    requests = largest(lambda n: held_most(stages, context, n, page_size) <= pool_bytes, MAX_TOKENS)
+    shorter = largest(lambda n: added(requests, n), context - 1) if requests < MAX_TOKENS else 0
+    return Fit(context=context, requests=replicas * requests, tokens=replicas * (requests * context + shorter))
+
+
+def held_most(stages: Stages, context: int, sequences: int, page_size: int) -> int:
+    """Allocated and constant bytes of one rank of the fullest stage."""
+    return max(held_bytes(groups, context, sequences, page_size) for groups in stages)
 
 
 def weights_term(resolved: Resolved, tp: int | None = None) -> Product:
@@ -48,19 +63,20 @@ def weights_term(resolved: Resolved, tp: int | None = None) -> Product:
         UsageError: an unknown number type.
     """
     spec, dtype = resolved.spec, resolved.request.weights_dtype or PUBLISHED
-    tp = tp or resolved.request.tp
+    tp, pp = tp or resolved.sharding.tp, resolved.sharding.pp
+    ranks = f"/ tp {tp}" + (f" / pp {pp}" if pp > 1 else "")
     if dtype == PUBLISHED and spec.weights:
-        each = cdiv(spec.weights.bytes, tp)
-        source = f"weights.bytes {spec.weights.bytes:,} ({spec.weights.dtype}) of spec {spec.id} / tp {tp}"
+        each = cdiv(spec.weights.bytes, tp * pp)
+        source = f"weights.bytes {spec.weights.bytes:,} ({spec.weights.dtype}) of spec {spec.id} {ranks}"
         return Product("weights", (Factor("bytes per rank", each),), "estimate", source)
     if dtype not in WEIGHT_BITS:
         raise UsageError(f"unknown weights dtype {dtype!r}", did_you_mean(dtype, (*WEIGHT_BITS, PUBLISHED)))
     bits, total = WEIGHT_BITS[dtype], spec.params.total
-    source = f"params.total {total:,} of spec {spec.id}, all in {dtype}, / tp {tp}"
+    source = f"params.total {total:,} of spec {spec.id}, all in {dtype}, {ranks}"
     if bits % 8:
-        factors: tuple[Factor, ...] = (Factor("bytes per rank", cdiv(total * bits, 8 * tp)),)
+        factors: tuple[Factor, ...] = (Factor("bytes per rank", cdiv(total * bits, 8 * tp * pp)),)
     else:
-        factors = (Factor("parameters per rank", cdiv(total, tp)), Factor("bytes", bits // 8))
+        factors = (Factor("parameters per rank", cdiv(total, tp * pp)), Factor("bytes", bits // 8))
     return Product("weights", factors, "estimate", source)
 
 
@@ -70,15 +86,16 @@ def usable_bytes(memory_bytes: int, util: float) -> int:
 
 
 def capacity(resolved: Resolved, lengths: tuple[int, ...]) -> Capacity:
-    """What fits on one GPU at the request's context, or at every length of the ladder without one."""
+    """What fits at the request's context, or at every length of the ladder without one."""
     assert resolved.device is not None
     request, memory = resolved.request, resolved.device.memory_bytes
     weights = weights_term(resolved)
     usable = usable_bytes(memory, request.util)
     pool = usable - weights.nbytes
-    fits = tuple(fit_at(resolved.groups, resolved.page_size, pool, n) for n in lengths)
+    stages, page = resolved.stages, resolved.page_size
+    fits = tuple(fit_at(stages, page, pool, n, resolved.sharding.dp) for n in lengths)
     ceiling = max(resolved.spec.max_context, request.context or 0)
-    longest = largest(lambda n: held_bytes(resolved.groups, n, 1, resolved.page_size) <= pool, ceiling)
+    longest = largest(lambda n: held_most(stages, n, 1, page) <= pool, ceiling)
     asked = request.context is not None
     return Capacity(
         memory_bytes=memory,
@@ -114,20 +131,25 @@ def verdict(resolved: Resolved, kv: KvFigures, room: Capacity) -> Verdict:
 
 def _changes(resolved: Resolved, kv: KvFigures, room: Capacity) -> list[Change]:
     """One change at a time: the longest context, the largest batch, the least tp that fits."""
-    page = resolved.page_size
+    stages, page, pool = resolved.stages, resolved.page_size, room.pool_bytes
+    sequences, dp = resolved.sequences, resolved.sharding.dp
     found = {
-        "--context": largest(lambda n: held_bytes(resolved.groups, n, kv.batch, page) <= room.pool_bytes, kv.context),
-        "--batch": largest(lambda n: held_bytes(resolved.groups, kv.context, n, page) <= room.pool_bytes, kv.batch),
+        "--context": largest(lambda n: held_most(stages, n, sequences, page) <= pool, kv.context),
+        "--batch": dp * largest(lambda n: held_most(stages, kv.context, n, page) <= pool, sequences),
         "--tp": _least_tp(resolved, kv, room),
     }
     return [Change(option=option, value=value) for option, value in found.items() if value]
 
 
 def _least_tp(resolved: Resolved, kv: KvFigures, room: Capacity) -> int:
-    for tp in legal_tps(resolved.spec):
-        if tp > resolved.request.tp:
-            groups = cache_groups(resolved.spec, resolved.formats, tp)
+    request, spec = resolved.request, resolved.spec
+    if request.dp_attention or request.pcp > 1:
+        return 0
+    for tp in legal_tps(spec):
+        if tp > request.tp and request.dcp in legal_dcps(spec, tp):
+            sharding: Sharding = replace(resolved.sharding, tp=tp)
+            stages = sharded_groups(spec, resolved.formats, sharding, request.mtp)
             pool = room.usable_bytes - weights_term(resolved, tp).nbytes
-            if held_bytes(groups, kv.context, kv.batch, resolved.page_size) <= pool:
+            if held_most(stages, kv.context, resolved.sequences, resolved.page_size) <= pool:
                 return tp
     return 0

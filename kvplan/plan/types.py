@@ -50,10 +50,25 @@ class PlanRequest(BaseModel):
     """Format of an MLA latent; 16-bit and fp8 formats of K and V carry over."""
     index: str | None = None
     """Format of the index keys of sparse attention."""
+    layers: tuple[str, ...] = ()
+    """Formats of single layers, such as first=2:bf16, last=2:bf16, 0-1,30-31:bf16 or k@5:bf16; of several that name a
+    layer the last wins."""
+    mtp: bool = False
+    """Also charge the multi-token prediction layers, which hold a cache only with speculative decoding."""
     page_size: int | None = None
     """Tokens per page; default the least multiple of 128 that the layouts allow."""
     tp: int = 1
     """Tensor-parallel ranks; every figure is of one of them."""
+    pp: int = 1
+    """Pipeline stages; every figure is of the stage that holds most cache."""
+    dp: int | None = None
+    """Replicas, each with its share of the batch, rounded up; default 1, or tp with --dp-attention."""
+    dcp: int = 1
+    """Decode context parallel: ranks that share the rows of growing caches in turn instead of holding copies."""
+    pcp: int = 1
+    """Prefill context parallel: this many times the GPUs, each with a copy of the cache unless dcp spans them."""
+    dp_attention: bool = False
+    """Attention replicas inside the tensor-parallel group: requests are split over them, not heads or latents."""
     gpu: str | None = None
     """Id of a shipped device or path of a device file."""
     gpu_memory: int | None = None
@@ -98,6 +113,37 @@ class DeviceSummary:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StageSummary:
+    """One pipeline stage: its layers, and what a rank of it holds (allocated + constant bytes).
+
+    Without a context the bytes are those at the model's maximum.
+    """
+
+    stage: int
+    first_layer: int
+    last_layer: int
+    held_bytes: int
+
+    __pydantic_config__: ClassVar[Any] = _STRICT
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardingSummary:
+    """The layout of GPUs: how many it takes, replicas, sequences of the fullest replica, and the stages.
+
+    `stage` counts from 1 and is the one that all figures are of: it holds most, the first of several.
+    """
+
+    gpus: int
+    replicas: int
+    sequences: int
+    stage: int
+    stages: tuple[StageSummary, ...]
+
+    __pydantic_config__: ClassVar[Any] = _STRICT
+
+
+@dataclass(frozen=True, kw_only=True)
 class Breakdown:
     """Where the bytes come from. `logical` and `allocated` are None without a context.
 
@@ -126,10 +172,10 @@ class Fit:
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """What fits on one GPU (one rank). pool = util x memory - weights per rank; may be negative.
+    """What fits. pool = util x memory - weights per rank, of one GPU; may be negative.
 
     Attributes:
-        requests, tokens: at the request's context; None without one, then `by_context` has every length.
+        requests, tokens: of all replicas, at the request's context; None without one, then `by_context` has every length.
         longest_request: tokens of the longest single request, at most the model's maximum.
         longest_limited_by: what ends it, `gpu memory` or `model maximum`.
     """
@@ -245,3 +291,4 @@ class PlanFields(BaseModel):
     gain: Gain | None
     notes: tuple[str, ...]
     versions: dict[str, str]
+    sharding: ShardingSummary | None = None

@@ -51,7 +51,7 @@ def test_monotone(model: str, fmt: str, context: int, more: int, batch: int) -> 
 def test_capacity_is_the_exact_inverse(model: str, fmt: str, context: int, pool: int) -> None:
     groups = built(model, fmt)
     page = default_page_size(groups)
-    fit = fit_at(groups, page, pool, context)
+    fit = fit_at((groups,), page, pool, context)
     if fit.requests:
         assert held_bytes(groups, context, fit.requests, page) <= pool
     assert held_bytes(groups, context, fit.requests + 1, page) > pool
