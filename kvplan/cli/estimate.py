@@ -6,20 +6,20 @@ from typing import Any
 
 import click
 
-from kvplan.cli.options import json_option, plan_options
+from kvplan.cli.options import CACHE_OPTIONS, GPU_OPTIONS, SHARDING_OPTIONS, json_option, plan_options
 from kvplan.plan import PlanRequest, make_plan
 
 
 @click.command("estimate")
 @click.argument("model")
-@plan_options("context", "batch", "kv", "k", "v", "latent", "index", "page_size", "tp")
-@plan_options("gpu", "gpu_memory", "bandwidth", "util", "weights_dtype", "beyond_max")
+@plan_options(*CACHE_OPTIONS, *SHARDING_OPTIONS, *GPU_OPTIONS)
+@click.option("--explain", is_flag=True, help="Print each factor with the field it comes from and the arithmetic.")
 @json_option
-def command(as_json: bool, **fields: Any) -> None:
+def command(as_json: bool, explain: bool, **fields: Any) -> None:
     """Exact cache bytes of MODEL: the id of a shipped spec, a Hugging Face id, or the path of a spec file.
 
     Sizes accept 32k, 128k and 1M (binary). Without --context: bytes per token, fixed bytes per sequence, and a ladder
-    of lengths up to the model's maximum.
+    of lengths up to the model's maximum. --explain changes nothing in --json, which always has every factor's source.
     """
     plan = make_plan(PlanRequest(**fields))
     if as_json:
@@ -27,4 +27,4 @@ def command(as_json: bool, **fields: Any) -> None:
         return
     from kvplan.report.terminal import print_plan
 
-    print_plan(plan)
+    print_plan(plan, explain=explain)

@@ -26,7 +26,14 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "latent": {"metavar": "F"},
     "index": {"metavar": "F"},
     "page_size": {"metavar": "N", "callback": _read(parse_count, "page size")},
+    "layers": {"metavar": "RULE", "multiple": True},
+    "mtp": {"is_flag": True},
     "tp": {"metavar": "N", "callback": _read(parse_count, "tp"), "default": "1", "show_default": True},
+    "pp": {"metavar": "N", "callback": _read(parse_count, "pp"), "default": "1", "show_default": True},
+    "dp": {"metavar": "N", "callback": _read(parse_count, "dp")},
+    "dcp": {"metavar": "N", "callback": _read(parse_count, "dcp"), "default": "1", "show_default": True},
+    "pcp": {"metavar": "N", "callback": _read(parse_count, "pcp"), "default": "1", "show_default": True},
+    "dp_attention": {"is_flag": True},
     "gpu": {"metavar": "G"},
     "gpu_memory": {"metavar": "SIZE", "callback": _read(parse_bytes, "GPU memory")},
     "bandwidth": {"metavar": "RATE", "callback": _read(parse_bandwidth, "bandwidth")},
@@ -48,6 +55,10 @@ def plan_options(*fields: str) -> Callable[[F], F]:
 
     return decorate
 
+
+CACHE_OPTIONS = ("context", "batch", "kv", "k", "v", "latent", "index", "layers", "mtp", "page_size")
+SHARDING_OPTIONS = ("tp", "pp", "dp", "dcp", "pcp", "dp_attention")
+GPU_OPTIONS = ("gpu", "gpu_memory", "bandwidth", "util", "weights_dtype", "beyond_max")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 """`--json`, passed on as `as_json`."""

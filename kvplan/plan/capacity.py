@@ -8,11 +8,11 @@ from fractions import Fraction
 
 from kvplan.breakdown import Factor, Product
 from kvplan.errors import UsageError, did_you_mean
-from kvplan.memory.figures import KvFigures, held_bytes
-from kvplan.memory.groups import CacheGroup
+from kvplan.memory.curves import RankCurves
+from kvplan.memory.figures import KvFigures
 from kvplan.memory.sharding import Sharding
 from kvplan.plan.legal import legal_dcps, legal_tps
-from kvplan.plan.resolve import PUBLISHED, Resolved, sharded_groups
+from kvplan.plan.resolve import PUBLISHED, Resolved, sharded_groups, stage_curves
 from kvplan.plan.types import Capacity, Change, Fit, Limit, Verdict
 from kvplan.units import MAX_TOKENS, cdiv, format_bytes
 
@@ -31,29 +31,25 @@ def largest(fits: Callable[[int], bool], ceiling: int) -> int:
     return low
 
 
-Stages = Sequence[Sequence[CacheGroup]]
+Ranks = Sequence[RankCurves]
 """The cache of one rank of every pipeline stage. Each stage must hold its part, so the fullest one decides."""
 
 
-def fit_at(stages: Stages, page_size: int, pool_bytes: int, context: int, replicas: int = 1) -> Fit:
+def fit_at(ranks: Ranks, pool_bytes: int, context: int, replicas: int = 1) -> Fit:
     """Requests of `context` tokens that a pool holds, and all tokens: the rest takes one shorter request."""
+    requests = largest(lambda n: held_most(ranks, context, n) <= pool_bytes, MAX_TOKENS)
+    rests = [pool_bytes - rank.held(context, requests) for rank in ranks]
 
-    def added(requests: int, tokens: int) -> bool:
-        """Whether one more request of `tokens` tokens fits beside the full ones."""
-        for groups in stages:
-            rest = pool_bytes - held_bytes(groups, context, requests, page_size)
-            if held_bytes(groups, tokens, 1, page_size) - held_bytes(groups, tokens, 0, page_size) > rest:
-                return False
-        return True
+    def beside(tokens: int) -> bool:
+        return all(rank.allocated(tokens) <= rest for rank, rest in zip(ranks, rests, strict=True))
 
-    requests = largest(lambda n: held_most(stages, context, n, page_size) <= pool_bytes, MAX_TOKENS)
-    shorter = largest(lambda n: added(requests, n), context - 1) if requests < MAX_TOKENS else 0
+    shorter = largest(beside, context - 1) if requests < MAX_TOKENS else 0
     return Fit(context=context, requests=replicas * requests, tokens=replicas * (requests * context + shorter))
 
 
-def held_most(stages: Stages, context: int, sequences: int, page_size: int) -> int:
+def held_most(ranks: Ranks, context: int, sequences: int) -> int:
     """Allocated and constant bytes of one rank of the fullest stage."""
-    return max(held_bytes(groups, context, sequences, page_size) for groups in stages)
+    return max(rank.held(context, sequences) for rank in ranks)
 
 
 def weights_term(resolved: Resolved, tp: int | None = None) -> Product:
@@ -92,10 +88,9 @@ def capacity(resolved: Resolved, lengths: tuple[int, ...]) -> Capacity:
     weights = weights_term(resolved)
     usable = usable_bytes(memory, request.util)
     pool = usable - weights.nbytes
-    stages, page = resolved.stages, resolved.page_size
-    fits = tuple(fit_at(stages, page, pool, n, resolved.sharding.dp) for n in lengths)
+    fits = tuple(fit_at(resolved.ranks, pool, n, resolved.sharding.dp) for n in lengths)
     ceiling = max(resolved.spec.max_context, request.context or 0)
-    longest = largest(lambda n: held_most(stages, n, 1, page) <= pool, ceiling)
+    longest = largest(lambda n: held_most(resolved.ranks, n, 1) <= pool, ceiling)
     asked = request.context is not None
     return Capacity(
         memory_bytes=memory,
@@ -131,11 +126,11 @@ def verdict(resolved: Resolved, kv: KvFigures, room: Capacity) -> Verdict:
 
 def _changes(resolved: Resolved, kv: KvFigures, room: Capacity) -> list[Change]:
     """One change at a time: the longest context, the largest batch, the least tp that fits."""
-    stages, page, pool = resolved.stages, resolved.page_size, room.pool_bytes
+    ranks, pool = resolved.ranks, room.pool_bytes
     sequences, dp = resolved.sequences, resolved.sharding.dp
     found = {
-        "--context": largest(lambda n: held_most(stages, n, sequences, page) <= pool, kv.context),
-        "--batch": dp * largest(lambda n: held_most(stages, kv.context, n, page) <= pool, sequences),
+        "--context": largest(lambda n: held_most(ranks, n, sequences) <= pool, kv.context),
+        "--batch": dp * largest(lambda n: held_most(ranks, kv.context, n) <= pool, sequences),
         "--tp": _least_tp(resolved, kv, room),
     }
     return [Change(option=option, value=value) for option, value in found.items() if value]
@@ -149,7 +144,8 @@ def _least_tp(resolved: Resolved, kv: KvFigures, room: Capacity) -> int:
         if tp > request.tp and request.dcp in legal_dcps(spec, tp):
             sharding: Sharding = replace(resolved.sharding, tp=tp)
             stages = sharded_groups(spec, resolved.formats, sharding, request.mtp)
+            ranks = stage_curves(stages, resolved.page_size)
             pool = room.usable_bytes - weights_term(resolved, tp).nbytes
-            if held_most(stages, kv.context, resolved.sequences, resolved.page_size) <= pool:
+            if held_most(ranks, kv.context, resolved.sequences) <= pool:
                 return tp
     return 0

@@ -18,7 +18,7 @@ from kvplan.memory.figures import (
 from kvplan.memory.groups import CacheFormats
 from kvplan.plan.capacity import capacity, fit_at, verdict, weights_term
 from kvplan.plan.notes import plan_notes
-from kvplan.plan.resolve import Resolved, resolve, sharded_groups
+from kvplan.plan.resolve import Resolved, resolve, sharded_groups, stage_curves
 from kvplan.plan.result import Plan
 from kvplan.plan.types import (
     Breakdown,
@@ -156,7 +156,7 @@ def _gain(resolved: Resolved, kv: KvFigures, room: Capacity | None) -> Gain | No
     ratio = Fraction(before, kv.allocated_bytes)
     pool = None
     if room:
-        was = fit_at(stages, page, room.pool_bytes, kv.context, resolved.sharding.dp)
+        was = fit_at(stage_curves(stages, page), room.pool_bytes, kv.context, resolved.sharding.dp)
         pool = PreallocatedPool(
             pool_bytes=room.pool_bytes,
             requests_before=was.requests,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from kvplan.errors import UsageError
 from kvplan.formats.grammar import parse_kv
-from kvplan.memory.figures import check_page_size, default_page_size, held_bytes
+from kvplan.memory.curves import RankCurves, rank_curves
+from kvplan.memory.figures import check_page_size, default_page_size
 from kvplan.memory.groups import DTYPES, CacheFormats, CacheGroup, cache_groups, roles
 from kvplan.memory.sharding import Sharding
 from kvplan.plan.choose import ROLES, choose
@@ -34,6 +35,7 @@ class Resolved:
         stages: the cache of one rank of each pipeline stage.
         stage: index of the stage that holds most at the request's length (without one: at the model's maximum).
         unsharded: the cache of one rank that holds everything.
+        ranks: what each of `stages` holds at any length, for searches and sweeps.
         notes: what the user should know about options that have no effect.
     """
 
@@ -45,6 +47,7 @@ class Resolved:
     stages: tuple[tuple[CacheGroup, ...], ...]
     stage: int
     unsharded: tuple[CacheGroup, ...]
+    ranks: tuple[RankCurves, ...]
     page_size: int
     notes: tuple[str, ...]
 
@@ -89,12 +92,12 @@ def resolve(request: PlanRequest, spec: ModelSpec | None = None, device: DeviceS
         page_size = default_page_size(unsharded)
     else:
         page_size = check_page_size(unsharded, check_count(request.page_size, "page size"))
-    stage = fullest_stage(stages, request.context or spec.max_context, sharding.sequences(request.batch), page_size)
+    ranks = stage_curves(stages, page_size)
+    stage = fullest_stage(ranks, request.context or spec.max_context, sharding.sequences(request.batch))
     echo = _echo(request, spec, formats)
     update = {**echo, "page_size": page_size, "dp": sharding.dp}
-    return Resolved(
-        request.model_copy(update=update), spec, device, formats, sharding, stages, stage, unsharded, page_size, notes
-    )
+    echoed = request.model_copy(update=update)
+    return Resolved(echoed, spec, device, formats, sharding, stages, stage, unsharded, ranks, page_size, notes)
 
 
 def sharded_groups(
@@ -104,11 +107,14 @@ def sharded_groups(
     return tuple(cache_groups(spec, formats, sharding, stage=stage, mtp=mtp) for stage in range(sharding.pp))
 
 
-def fullest_stage(stages: tuple[tuple[CacheGroup, ...], ...], context: int, sequences: int, page_size: int) -> int:
+def stage_curves(stages: tuple[tuple[CacheGroup, ...], ...], page_size: int) -> tuple[RankCurves, ...]:
+    """What one rank of every stage holds at any length."""
+    return tuple(rank_curves(groups, page_size) for groups in stages)
+
+
+def fullest_stage(ranks: tuple[RankCurves, ...], context: int, sequences: int) -> int:
     """Index of the first stage that holds most."""
-    if len(stages) == 1:
-        return 0
-    return max(range(len(stages)), key=lambda s: (held_bytes(stages[s], context, sequences, page_size), -s))
+    return max(range(len(ranks)), key=lambda s: (ranks[s].held(context, sequences), -s))
 
 
 def _formats(request: PlanRequest, spec: ModelSpec) -> tuple[CacheFormats, tuple[str, ...]]:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvplan.formats.grammar import parse_any
+from kvplan.memory.curves import rank_curves
 from kvplan.memory.figures import default_page_size, held_bytes
 from kvplan.memory.groups import CacheFormats, CacheGroup, cache_groups
 from kvplan.plan import Plan, PlanRequest, make_plan
@@ -51,7 +52,7 @@ def test_monotone(model: str, fmt: str, context: int, more: int, batch: int) -> 
 def test_capacity_is_the_exact_inverse(model: str, fmt: str, context: int, pool: int) -> None:
     groups = built(model, fmt)
     page = default_page_size(groups)
-    fit = fit_at((groups,), page, pool, context)
+    fit = fit_at((rank_curves(groups, page),), pool, context)
     if fit.requests:
         assert held_bytes(groups, context, fit.requests, page) <= pool
     assert held_bytes(groups, context, fit.requests + 1, page) > pool
