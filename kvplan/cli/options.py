@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from kvplan.plan import PlanRequest
+from kvplan.plan.types import field_text
 from kvplan.units import parse_bandwidth, parse_bytes, parse_count
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -44,13 +44,26 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 """Field of PlanRequest to its click settings."""
 
 
+class _PlanOption(click.Option):
+    """An option whose help is read when it is shown."""
+
+    @property
+    def help(self) -> str:  # type: ignore[override]
+        assert self.name is not None
+        return field_text(self.name)
+
+    @help.setter
+    def help(self, text: str | None) -> None:
+        """Click's constructor sets what it was given, which here is nothing."""
+
+
 def plan_options(*fields: str) -> Callable[[F], F]:
     """A decorator that adds the options of these PlanRequest fields, in this order; values arrive under their names."""
 
     def decorate(function: F) -> F:
         for name in reversed(fields):
-            text = PlanRequest.model_fields[name].description
-            function = click.option(f"--{name.replace('_', '-')}", name, help=text, **_SETTINGS[name])(function)
+            option = f"--{name.replace('_', '-')}"
+            function = click.option(option, name, cls=_PlanOption, **_SETTINGS[name])(function)
         return function
 
     return decorate

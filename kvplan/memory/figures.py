@@ -41,6 +41,10 @@ class Ratio:
     def of(cls, value: Fraction) -> Ratio:
         return cls(value.numerator, value.denominator)
 
+    @classmethod
+    def quotient(cls, above: int, below: int) -> Ratio:
+        return cls.of(Fraction(above, below))
+
     @property
     def value(self) -> float:
         return self.numerator / self.denominator

@@ -29,7 +29,7 @@ class Plan(PlanFields):
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object, as built-in types."""
-        return {f.alias or name: _plain(getattr(self, name)) for name, f in type(self).model_fields.items()}
+        return {f.alias or name: plain(getattr(self, name)) for name, f in type(self).model_fields.items()}
 
     def to_json(self) -> str:
         """One JSON object, indented, ASCII."""
@@ -55,15 +55,15 @@ class Plan(PlanFields):
         return plan
 
 
-def _plain(value: Any) -> Any:
-    """A part of a plan as built-in types."""
+def plain(value: Any) -> Any:
+    """A part of a plan as built-in types, for JSON."""
     if isinstance(value, Product | Sum):
         return to_dict(value)
     if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
+        return {name: plain(getattr(value, name)) for name in type(value).model_fields}
     if is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    return [plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _check(plan: PlanFields) -> None:

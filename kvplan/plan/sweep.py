@@ -114,9 +114,7 @@ class Kind:
         requests, tokens = self._fit(context, each)
         longest = self._longest_request(max(self._max_context, context))
         fits = held <= self._pool
-        return Swept(
-            context, batch, logical, held - constant, constant, self._pool, requests, tokens, longest, fits
-        )
+        return Swept(context, batch, logical, held - constant, constant, self._pool, requests, tokens, longest, fits)
 
     def _fit(self, context: int, each: int) -> tuple[int, int]:
         """Requests and tokens of all replicas: bytes are a multiple of the sequences, so this division is exact."""
@@ -144,5 +142,3 @@ class Kind:
                 longest = stage.most_tokens(self._pool - stage.constant, longest)
             self._longest[ceiling] = longest
         return self._longest[ceiling]
-
-

@@ -7,6 +7,8 @@ all the same.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator
@@ -26,13 +28,14 @@ _STRICT: Any = {"extra": "forbid"}
 
 
 class PlanRequest(BaseModel):
-    """What is asked; the field texts are also the help of the command line.
+    """What is asked; the field texts are also the help of the command line (see `field_text`).
 
     In a plan's echo every default is filled in, every format has its canonical spelling, and the format of a tensor
     that the model does not have is None.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    # Building the checks and reading the texts takes longer than a plan, so both wait until they are needed.
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     model: str
     """Id of a shipped spec, Hugging Face id, or path of a spec file."""
@@ -81,6 +84,25 @@ class PlanRequest(BaseModel):
     """Number type of the weights: fp32 bf16 fp16 fp8 int8 int4, or `published` for the spec's own byte count."""
     beyond_max: bool = False
     """Allow a context above the model's maximum."""
+
+
+@cache
+def _texts() -> dict[str, str]:
+    import ast
+    import inspect
+
+    (body,) = (n.body for n in ast.parse(inspect.getsource(PlanRequest)).body if isinstance(n, ast.ClassDef))
+    found = {}
+    for field, text in pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
+            assert isinstance(text.value, ast.Constant)
+            found[field.target.id] = " ".join(str(text.value.value).split())
+    return found
+
+
+def field_text(name: str) -> str:
+    """The text of a field of PlanRequest: its own docstring."""
+    return _texts()[name]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,9 @@ def title(plan: Plan) -> str:
     length = f"context {r.context:,} tokens" if r.context else "no context given"
     formats = ", ".join(f"{role} {value}" for role in ("k", "v", "latent", "index") if (value := getattr(r, role)))
     requests = "1 request" if r.batch == 1 else f"{r.batch:,} requests"
-    ranks = f"tp {r.tp}" + "".join(f", {name} {n}" for name in ("pp", "dp", "dcp", "pcp") if (n := getattr(r, name)) > 1)
+    ranks = f"tp {r.tp}" + "".join(
+        f", {name} {n}" for name in ("pp", "dp", "dcp", "pcp") if (n := getattr(r, name)) > 1
+    )
     ranks += ", dp attention" if r.dp_attention else ""
     rules = "".join(f"; layers {rule}" for rule in r.layers) + ("; with MTP layers" if r.mtp else "")
     page = f"page size {r.page_size:,}"
@@ -119,7 +121,7 @@ def slope_line(plan: Plan) -> str:
     """Bytes per token and fixed bytes per sequence."""
     kv = plan.kv or plan.ladder[0]
     fixed = f"{kv.fixed_bytes_per_sequence:,} bytes fixed per sequence"
-    return f"{_ratio(kv.bytes_per_token)} bytes per token, {fixed} (logical, beyond all windows)"
+    return f"{ratio_text(kv.bytes_per_token)} bytes per token, {fixed} (logical, beyond all windows)"
 
 
 def capacity_lines(plan: Plan) -> list[str]:
@@ -192,7 +194,8 @@ def _size(node: Node) -> str:
     return format_bytes(node.nbytes)
 
 
-def _ratio(ratio: Ratio) -> str:
+def ratio_text(ratio: Ratio) -> str:
+    """A fraction in full, with its value."""
     if ratio.denominator == 1:
         return f"{ratio.numerator:,}"
     return f"{ratio.numerator:,}/{ratio.denominator:,} = {ratio.value:,.2f}"
