@@ -80,7 +80,7 @@ def _parse(only: str, option: str) -> dict[str, Any]:
         words = shlex.split(only)
     except ValueError as error:
         raise UsageError(f"{option} {only!r} cannot be read: {error}", 'write options in quotes: "--kv int8"') from None
-    with _one_side.make_context(f"kvplan diff {option}", words) as context:
+    with _one_side.make_context("kvplan diff", words) as context:
         return {name: value for name, value in context.params.items() if _is_given(context, name)}
 
 

@@ -48,7 +48,7 @@ class _PlanOption(click.Option):
     """An option whose help is read when it is shown."""
 
     @property
-    def help(self) -> str:  # type: ignore[override]
+    def help(self) -> str:
         assert self.name is not None
         return field_text(self.name)
 
