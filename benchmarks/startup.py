@@ -3,8 +3,8 @@
 python benchmarks/startup.py [--kvfit PYTHON] [--repeats N] [--json FILE]
 
 --kvfit names the Python of an environment with PyPI's kvfit (pip install kvfit). kvfit reads a model's config from the
-Hugging Face hub; here a server inside this program answers it over the loopback, so no network is measured. The commands
-take turns; figures are medians. Processor time is steadier than wall time on a machine that does other work too.
+Hugging Face hub; here a server inside this program answers it over the loopback, so no network is measured. The
+commands take turns; figures are medians. Processor time is steadier than wall time on a machine that does other work too.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Hub(BaseHTTPRequestHandler):
 def run(command: list[str]) -> tuple[float, float]:
     """(wall, processor) seconds of one process."""
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=False)
+    done = subprocess.run(command, capture_output=True, check=False)
     wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}: {done.stderr.decode()}")

@@ -124,7 +124,7 @@ def page() -> str:
         "",
         "The peers' answers were collected on 2026-11-30 with kvfit 0.3.0, hfit 0.1.1, llmfit 1.1.17, aiconfigurator",
         "0.12, llm-mem-planner 0.2.2, hf-mem 0.5.6, vllm-wizard 0.2.0, hf-vram-calc 1.0.9, modelinfo 1.4.4, servcalc",
-        "0.1.0 and the then current llm-mem, fitcheck, vramcalc and llm-plan. 0 means within 1%; refused means no number.",
+        "0.1.0 and the then current llm-mem, fitcheck, vramcalc and llm-plan. 0 means within 1%, refused no number.",
         "hf-mem's overestimates for sliding windows are deliberate upper bounds; llm-mem-planner covers only latents.",
         "",
         "## Models, 16-bit cache",
@@ -141,8 +141,8 @@ def page() -> str:
         lines.append(f"| {case.name} | exact | {' | '.join(case.peers)} |")
     lines += [
         "",
-        "States of Qwen3-Next count in their native number types: fp32 recurrent, bf16 convolution. With its index keys in",
-        "fp8, kvfit's answer for DeepSeek-V3.2 is 0.3% low; given `layer_types` in the config, its Gemma-3-27B is exact.",
+        "States of Qwen3-Next count in their native number types: fp32 recurrent, bf16 convolution. With index keys in",
+        "fp8, kvfit's DeepSeek-V3.2 is 0.3% low; given `layer_types` in the config, its Gemma-3-27B is exact.",
         "",
         "## Formats, with their scales",
         "",
@@ -157,8 +157,8 @@ def page() -> str:
         lines.append(f"| {' | '.join(row)} |")
     lines += [
         "",
-        "A static scale (fp8 per tensor, NVFP4's global scale) is a constant of the layer and stands apart in a plan, as",
-        "`constant_bytes`. KIVI's usual estimate counts both residual windows full; the figure here is exact at this length.",
+        "A static scale (fp8 per tensor, NVFP4's global scale) is a constant of the layer and stands apart in a plan,",
+        "as `constant_bytes`. KIVI's usual estimate counts both residual windows full; this is exact at this length.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -1,7 +1,7 @@
 """Cache groups as integer coefficients: what a sweep evaluates instead of terms, and inverts instead of searching.
 
-The coefficients come from the same fields and planes as the terms (`kvplan.memory.terms`), summed over layers, heads and
-groups that follow the same row law; a test proves both equal.
+The coefficients come from the same fields and planes as the terms (`kvplan.memory.terms`), summed over layers, heads
+and groups that follow the same row law; a test proves both equal.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def tp_obstacle(group: LayerGroup, tp: int) -> str | None:
 def shares_rows(group: LayerGroup) -> bool:
     """Whether decode context parallel splits a group's rows: those of every token, whose attention can be merged.
 
-    Windows, states and encoder rows stay whole (vLLM), and so do index keys: choosing the top k needs them all (SGLang).
+    Windows, states and encoder rows stay whole (vLLM), and so do index keys: choosing the top k needs all (SGLang).
     """
     if group.kind == "attention":
         return group.retain.law == "all"

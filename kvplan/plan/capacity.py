@@ -11,9 +11,9 @@ from kvplan.errors import UsageError, did_you_mean
 from kvplan.memory.curves import RankCurves
 from kvplan.memory.figures import KvFigures
 from kvplan.memory.sharding import Sharding
+from kvplan.plan.answers import Capacity, Change, Fit, Limit, Verdict
 from kvplan.plan.legal import legal_dcps, legal_tps
 from kvplan.plan.resolve import PUBLISHED, Resolved, sharded_groups, stage_curves
-from kvplan.plan.types import Capacity, Change, Fit, Limit, Verdict
 from kvplan.units import MAX_TOKENS, cdiv, format_bytes
 
 WEIGHT_BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "int4": 4}

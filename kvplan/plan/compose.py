@@ -16,23 +16,12 @@ from kvplan.memory.figures import (
     logical_tree,
 )
 from kvplan.memory.groups import CacheFormats
+from kvplan.plan.answers import Capacity, FixedRequests, Gain, GainRatio, PreallocatedPool
 from kvplan.plan.capacity import capacity, fit_at, verdict, weights_term
 from kvplan.plan.notes import plan_notes
 from kvplan.plan.resolve import Resolved, resolve, sharded_groups, stage_curves
 from kvplan.plan.result import Plan
-from kvplan.plan.types import (
-    Breakdown,
-    Capacity,
-    DeviceSummary,
-    FixedRequests,
-    Gain,
-    GainRatio,
-    ModelSummary,
-    PlanRequest,
-    PreallocatedPool,
-    ShardingSummary,
-    StageSummary,
-)
+from kvplan.plan.types import Breakdown, DeviceSummary, ModelSummary, PlanRequest, ShardingSummary, StageSummary
 
 if TYPE_CHECKING:
     from kvplan.specs.device import DeviceSpec

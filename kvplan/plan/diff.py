@@ -56,9 +56,7 @@ def diff_plans(a: Plan, b: Plan) -> PlanDiff:
         raise UsageError("one plan has a context and the other has none", "give both a --context, or neither")
     before, after = dict(a.request), dict(b.request)
     changed = {name: (before[name], after[name]) for name in before if before[name] != after[name]}
-    return PlanDiff(
-        before=a.model.id, after=b.model.id, changed=changed, rows=tuple((*_kv_rows(a, b), *_capacity_rows(a, b)))
-    )
+    return PlanDiff(before=a.model.id, after=b.model.id, changed=changed, rows=(*_kv_rows(a, b), *_capacity_rows(a, b)))
 
 
 def _kv_rows(a: Plan, b: Plan) -> Iterator[DiffRow]:

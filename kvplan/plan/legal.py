@@ -58,7 +58,7 @@ def check_sharding(request: PlanRequest, spec: ModelSpec) -> Sharding:
     if request.dp_attention and request.tp % dp:
         inside = [n for n in range(1, request.tp + 1) if request.tp % n == 0]
         raise UsageError(
-            f"with --dp-attention the {request.tp} tensor-parallel ranks are split over dp {dp}, which does not divide them",
+            f"--dp-attention splits the {request.tp} tensor-parallel ranks over dp {dp}, which does not divide them",
             "legal values of --dp: " + _spell(inside),
         )
     sharding = Sharding(request.tp, request.pp, dp, request.dcp, request.pcp, request.dp_attention)

@@ -41,6 +41,9 @@ CASES: list[dict[str, Any]] = [
     {"model": "qwen3-next-80b-a3b", "kv": "int8:head", "context": 262144, "batch": 5, "gpu": "l40s"},
     {"model": "gpt-oss-120b", "gpu_memory": 24 * 2**30, "bandwidth": 936 * 10**9, "util": 0.85},
     {"model": "mistral-7b-v0.1", "context": 100_000, "beyond_max": True, "page_size": 16},
+    {"model": "gemma-3-27b", "context": 70_000, "pp": 4, "dp": 2, "batch": 5, "gpu": "h200", "kv": "int8"},
+    {"model": "deepseek-v3.2", "context": 5000, "tp": 16, "dcp": 4, "mtp": True, "layers": ("last=3:fp8_e4m3",)},
+    {"model": "deepseek-v3", "tp": 8, "dp_attention": True, "gpu": "h200", "pp": 2},
 ]
 
 
