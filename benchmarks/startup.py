@@ -3,8 +3,8 @@
 python benchmarks/startup.py [--kvfit PYTHON] [--repeats N] [--json FILE]
 
 --kvfit names the Python of an environment with PyPI's kvfit (pip install kvfit). kvfit reads a model's config from the
-Hugging Face hub; here a server inside this program answers it over the loopback, so no network is measured. The
-commands take turns; figures are medians. Processor time is steadier than wall time on a machine that does other work too.
+Hugging Face hub; here a server inside this program answers it over the loopback, so that no network is measured. The
+commands take turns; figures are medians. Processor time is steadier than wall time on a machine that does other work.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ def kvplan_bytes(case: Case) -> int:
         SystemExit: kvplan refuses the request or its figure differs from the one by hand.
     """
     try:
-        plan = make_plan(PlanRequest(context=T, **case.request))
+        plan = make_plan(PlanRequest(context=T, beyond_max=True, **case.request))
     except KvplanError as refused:
         raise SystemExit(f"{case.name}: refused: {refused.message}") from None
     assert plan.kv is not None
