@@ -76,12 +76,12 @@ class Cache:
         return self.planes[self.layout.plane(role, "codes").name]
 
     def words(self, role: str) -> torch.Tensor:
-        """Codes of tensor `role` as int16 words, `(num_pages, heads, page_size, words)`; 16-bit rows stay as they are."""
+        """Codes of `role` as int16 words, `(num_pages, heads, page_size, words)`; 16-bit rows stay as they are."""
         codes = self.codes(role)
         return codes if codes.element_size() == 2 else codes.view(torch.int16)
 
     def meta(self, role: str) -> torch.Tensor | None:
-        """The plane that holds the row scales of `role`, `(num_pages, heads, slots, items)`; None without row scales."""
+        """The plane with the row scales of `role`, `(num_pages, heads, slots, items)`; None without row scales."""
         return self._find(role, "scale", "page")
 
     def static(self, role: str, name: str = "scale") -> torch.Tensor | None:

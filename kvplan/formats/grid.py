@@ -1,6 +1,6 @@
-"""Every number x granularity: binds a format to a geometry, giving the fields of one tensor and the planes of a layer.
+"""Every number x granularity: binds a format to a geometry, giving the planes of a layer.
 
-A value is `scale * code + zero`, zero stored like the scale. A spelling whose layout is not built yet is refused by name.
+A value is `scale * code + zero`, zero stored like the scale. A spelling without a layout yet is refused by name.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def bind(tensors: Iterable[Tensor], heads: int, model_dtype: str) -> Layout:
         f = _built(t)
         scale = model_dtype if f.scale == "model" else f.scale
         fields.append(Field(t.role, "codes", f.number, t.dim))
-        fields += [x for x in _row_metadata(t.role, f, t.dim, scale)]
+        fields += _row_metadata(t.role, f, t.dim, scale)
         static += _static_metadata(t.role, f, t.dim, scale)
         if f.recent:
             rows = Field(t.role, "recent", model_dtype, t.dim)

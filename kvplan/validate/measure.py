@@ -47,7 +47,7 @@ def rotating(cache: Cache) -> list[Cache]:
 
 
 def fusion_check(q: torch.Tensor, cache: Cache, sm_scale: float, dense_bytes: int) -> Check:
-    """Peak device memory during fused decode minus before: at most the declared workspace, under 5% of a 16-bit copy."""
+    """Peak memory of fused decode minus before: at most the declared workspace, under 5% of a 16-bit copy."""
     out = torch.empty(*q.shape[:2], cache.layout.tensor("v").dim, dtype=q.dtype, device=q.device)
     declared = make_workspace(q, cache).nbytes
     torch.cuda.synchronize()
@@ -70,7 +70,7 @@ def bytes_read(cache: Cache) -> int:
     )
 
 
-def config_text(cache: Cache) -> str:
+def config_text(q: torch.Tensor, cache: Cache) -> str:
     """The kernel configuration that was timed, in words."""
-    c = default_config(cache.layout, cache.page_size)
+    c = default_config(cache.layout, cache.page_size, q.shape[1] // cache.layout.heads)
     return f"tile {c.block_tokens}, warps {c.num_warps}, stages {c.num_stages}, {c.ctas_per_sm} programs per SM"

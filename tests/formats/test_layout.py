@@ -77,8 +77,10 @@ def test_page_bytes_are_the_sum_of_planes(k: str, v: str, dim: int, heads: int) 
     assert layout.page_multiple in (1, 32)
 
 
-@given(st.sampled_from(["int8:channel/32", "int8:channel/32,recent=96", "int8,recent=128", "int8,recent=64,flush=whole"]),
-       st.integers(0, 5000))  # fmt: skip
+RESIDUALS = ["int8:channel/32", "int8:channel/32,recent=96", "int8,recent=128", "int8,recent=64,flush=whole"]
+
+
+@given(st.sampled_from(RESIDUALS), st.integers(0, 5000))
 def test_split(text: str, tokens: int) -> None:
     t = pair(text, text).tensor("k")
     packed, recent = t.split(tokens)
@@ -131,7 +133,6 @@ def test_a_view_is_a_compile_key() -> None:
         a.dim = 64  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(("a", "b"), [(a, b) for a in BUILT for b in BUILT if a < b])
-def test_different_layouts_have_different_views(a: str, b: str) -> None:
+def test_different_layouts_have_different_views() -> None:
     """Two layouts that differ in bytes or codes must not share a compiled kernel."""
-    assert repr(pair(a, a).view("k")) != repr(pair(b, b).view("k"))
+    assert len({repr(pair(f, f).view("k")) for f in BUILT}) == len(BUILT)
