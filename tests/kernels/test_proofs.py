@@ -12,12 +12,13 @@ from kvplan.formats.grid import Tensor, bind
 from kvplan.validate import proofs
 from kvplan.validate.tensors import SINK_MASS, Geometry, make_tensors
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 GEOMETRY = Geometry(2, 70, 4, 2, 64, 64)
 
 
 def small(fmt: str = "int8") -> proofs.Small:
     layout = bind([Tensor(role, parse_any(fmt), 64) for role in ("k", "v")], 2, "bf16")
-    return proofs.small_case(layout, GEOMETRY, page_size=32, dtype=torch.bfloat16, device="cpu", seed=3)
+    return proofs.small_case(layout, GEOMETRY, page_size=32, dtype=torch.bfloat16, device=DEVICE, seed=3)
 
 
 def verdicts(case: proofs.Small) -> dict[str, bool]:

@@ -53,7 +53,7 @@ class DecodeConfig:
 
 TABLE = {
     "16 bit": DecodeConfig(32, 1, 3, 4),
-    "int8": DecodeConfig(64, 2, 3, 4),
+    "int8": DecodeConfig(64, 1, 3, 4),
     "fp8": DecodeConfig(64, 1, 3, 4),
 }
 

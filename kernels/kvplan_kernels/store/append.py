@@ -97,7 +97,8 @@ def _encode_row_scaled(x, m, p_meta, m_token, L: tl.constexpr, G: tl.constexpr):
         high = tl.where(m_token, tl.max(tl.where(m, x, float("-inf")), 1), 0.0)
         zero = round_to(tl.minimum(tl.maximum(low, -G.zero_max), G.zero_max), STORAGE)
         tl.store(p_meta + L.zero_at, zero, mask=m_token)
-        span = high - low
+        # A row of one infinity has no range: inf - inf, and devices differ in what a minimum makes of NaN.
+        span = tl.where(high == low, 0.0, high - low)
         x = x - to_fp32(zero)[:, None]
     else:
         span = tl.max(tl.abs(x), 1)
