@@ -154,7 +154,7 @@ def _times(run: Session, fmt: str, cache: Cache) -> Times:
     caches = measure.rotating(cache)
     fused = measure.fused_time(q, caches, run.sm_scale)
     quantised = cache.layout.view("k").quantised
-    unfused = measure.unfused_time(q, caches, run.sm_scale).seconds if quantised else None
+    unfused = measure.unfused_time(q, caches, run.sm_scale, run.geometry.tokens).seconds if quantised else None
     if not quantised:
         run.baselines = _with_kernel(run.baselines, fused.seconds)
     bytes_read = measure.bytes_read(cache)
