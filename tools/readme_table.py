@@ -7,7 +7,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-HEADINGS = ("format", "capacity", "decode, one layer", "TB/s", "of the read roof", "x best 16 bit", "x unfused", "kernel error")
+HEADINGS = (
+    "format",
+    "capacity",
+    "decode, one layer",
+    "TB/s",
+    "of the read roof",
+    "x best 16 bit",
+    "x unfused",
+    "kernel error",
+)
 
 
 def table(report: dict[str, Any]) -> str:
