@@ -121,7 +121,8 @@ def _latent(group: LatentGroup, formats: CacheFormats, native: str) -> tuple[str
         return "state", bind_state({"ring": (law.limit * width, fixed or native)}), law
     role = "index" if group.role == "index" else "latent"
     chosen = formats.index if role == "index" else formats.latent
-    return role, bind((Tensor(role, Format(fixed) if fixed else chosen, width),), 1, native), law
+    tensor = Tensor(role, Format(fixed) if fixed else chosen, width, group.rope_dim)
+    return role, bind((tensor,), 1, native), law
 
 
 def _state_layout(group: StateGroup, native: str, tp: int) -> Layout:
