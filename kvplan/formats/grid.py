@@ -200,9 +200,10 @@ def _packed(p: _Parts) -> Plane:
     return Plane(name, p.fields, "page", not p.bound.row, pack=p.bound.pack, page_align=p.page_align)
 
 
-def row_bytes(k: str, v: str | None = None, dim: int = 128) -> int:
-    """Bytes of K and V of one token of one head, for assertions: beside every layout stands its size."""
-    return bind([Tensor("k", parse_any(k), dim), Tensor("v", parse_any(v or k), dim)], 1, "fp16").page_bytes(128) // 128
+def row_bytes(k: str, v: str | None = None, dim: int = 128, tokens: int = 1) -> int:
+    """Bytes of K and V of `tokens` tokens of one head, for assertions: beside every layout stands its size."""
+    layout = bind([Tensor("k", parse_any(k), dim), Tensor("v", parse_any(v or k), dim)], 1, "fp16")
+    return layout.page_bytes(128) * tokens // 128
 
 
 # Sizes asserted where they are declared: bytes of K + V of one (token, head) at head_dim 128.

@@ -1,4 +1,4 @@
-"""One tensor of a layout: as it was asked for (`BoundTensor`) and as a kernel needs it (`TensorView`). No bytes here."""
+"""One tensor of a layout: as it was asked for (`BoundTensor`) and as a kernel needs it (`TensorView`)."""
 
 from __future__ import annotations
 

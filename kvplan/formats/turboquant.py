@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvplan.errors import UsageError
-from kvplan.formats.grammar import Named
 from kvplan.formats.grid import Tensor, row_bytes
 from kvplan.formats.layout import BoundTensor, Field, Layout, Plane, check_fill, code_fields
 
@@ -28,11 +27,11 @@ def bind_joint(tensors: Sequence[Tensor], heads: int) -> Layout:
     Raises:
         UsageError: the name is not given for both K and V, or their rows do not fill whole bytes.
     """
-    names = {t.format.spelling for t in tensors}
-    if [t.role for t in tensors] != ["k", "v"] or len(names) > 1:
-        name = min(n for n in names if n in SLOTS)
-        raise UsageError(f"format {name} stores K and V in one slot; it cannot hold one tensor alone", f"--kv {name}")
-    name = names.pop()
+    name = next(t.format.spelling for t in tensors if t.format.spelling in SLOTS)
+    if [t.role for t in tensors] != ["k", "v"]:
+        raise UsageError(f"format {name} is a slot of K and V, not of {tensors[0].role}", "use fp8_e4m3, for example")
+    if any(t.format.spelling != name for t in tensors):
+        raise UsageError(f"format {name} stores K and V in one slot; it cannot hold one of them alone", f"--kv {name}")
     fields: list[Field] = []
     bound: list[BoundTensor] = []
     for t, number in zip(tensors, SLOTS[name], strict=True):
