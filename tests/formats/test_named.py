@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
 from kvplan.errors import UsageError
@@ -108,36 +105,6 @@ def test_a_slot_has_an_even_number_of_bytes() -> None:
     """head_dim 72: K 27 bytes and a norm, V 27 bytes with scale and zero, 60; with int4 V 36: 69, rounded up to 70."""
     assert pair("turboquant_3bit_nc", "turboquant_3bit_nc", 72).page_bytes(1) == 60
     assert pair("turboquant_k3v4_nc", "turboquant_k3v4_nc", 72).page_bytes(1) == 27 + 2 + 36 + 4 + 1
-
-
-_VLLM = {r.option: r for r in ENGINE_ROWS if r.engine == "vllm"}
-
-
-def test_pages_of_vllm(shared: Path) -> None:
-    """Full-attention and latent pages that vLLM itself computed, where its option is a row of the table."""
-    records = (shared / "data" / "vllm_golden.json").read_text(encoding="utf-8")
-    equal = 0
-    for record in json.loads(records)["records"]:
-        inputs, outputs = record["inputs"], record["outputs"]
-        option, size = inputs.get("kv_cache_dtype"), inputs.get("block_size")
-        if record["kind"] == "full_attention" and option in _VLLM and option != "auto" and "head_size" in inputs:
-            row = _VLLM[option]
-            layout = pair(row.k, row.v, inputs["head_size"], inputs["num_kv_heads"])
-            assert layout.page_bytes(size) == outputs["unpadded_page_size_bytes"], record["id"]
-        elif record["kind"] == "mla_indexer":
-            layout = latent("fp8_e4m3:token,scale=fp32,pack=page", inputs["index_head_dim"], 0, "index")
-            assert layout.page_bytes(size) == outputs["unpadded_page_size_bytes"], record["id"]
-        elif record["kind"] == "mla" and option in ("fp8_ds_mla", "nvfp4_ds_mla") and inputs["head_size"] == 576:
-            assert latent(option).page_bytes(size) == outputs["unpadded_page_size_bytes"], record["id"]
-        else:
-            continue
-        equal += 1
-    assert equal > 30
-
-
-def test_llamacpp_keeps_a_latent_in_blocks() -> None:
-    """DeepSeek-V3 in q8_0: 61 layers x 8,192 cells, as llama.cpp allocated it."""
-    assert 61 * latent("q8_0").page_bytes(8192) == 305_823_744
 
 
 def test_a_nonlinear_table_is_a_number_of_its_own() -> None:
