@@ -101,11 +101,13 @@ def _parts(t: Tensor, heads: int, model_dtype: str) -> _Parts:
     channels = coded * heads if f.row else coded
     _check(t, recipe, heads, channels)
     fields = [Field(t.role, name, storage, channels) for name, storage in code_fields(f.number)]
-    fields += _row_metadata(t.role, f, channels, scale)
-    if recipe.pad_bytes:
-        fields.append(Field(t.role, "pad", "int8", recipe.pad_bytes, role="padding"))
     if f.rope:
         fields.append(Field(t.role, "rope", f.rope, t.rope_dim))
+    # Scales come before the rope part in a slot, behind all rows in a page: as the serving kernels have them.
+    at = len(fields) if f.pack == "page" else len(code_fields(f.number))
+    fields[at:at] = _row_metadata(t.role, f, channels, scale)
+    if recipe.pad_bytes:
+        fields.append(Field(t.role, "pad", "int8", recipe.pad_bytes, role="padding"))
     recent = Field(t.role, "recent", model_dtype, t.dim)
     residual = (Plane(f"{t.role}_recent", (recent,), "residual", capacity=f.recent),) if f.recent else ()
     bound = BoundTensor(
