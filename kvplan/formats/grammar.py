@@ -173,6 +173,8 @@ def parse_kv(text: str) -> Format | Named | Pair:
 def parse_any(text: str) -> Format | Named:
     """Read one tensor's format: a number with options, or a name."""
     clean = text.strip().lower()
+    if clean.startswith(PAIRS):
+        raise UsageError(f"format {text!r} is a pair for K and V together", f"write --kv {clean}")
     return Named(clean) if clean in NAMES else parse_format(clean)
 
 
@@ -187,6 +189,8 @@ def parse_format(text: str) -> Format:
     number, colon, where = head.partition(":")
     if number not in NUMBERS:
         known = (*NUMBERS, *NAMES, *PAIRS)
+        if number in NAMES:
+            raise UsageError(f"format {text!r}: {number} takes no granularity and no options", f"write just {number}")
         if number in ("fp8", "e4m3", "fp8_e4m3fn"):
             raise UsageError(f"unknown format {text!r}", "write fp8_e4m3 or fp8_e5m2")
         raise UsageError(f"unknown format {text!r}", did_you_mean(number, known))

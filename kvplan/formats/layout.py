@@ -7,6 +7,7 @@ This is the only file that turns items and bits into bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import gcd, lcm
 
 from kvplan.errors import UnsupportedError, UsageError
@@ -123,7 +124,8 @@ class Plane:
         """Storage of the items; `bytes` for a packed plane."""
         return "bytes" if self.pack else self.fields[0].storage
 
-    @property
+    # Cached: capacity is found by search, which asks for page_bytes again and again.
+    @cached_property
     def tokens(self) -> int:
         """Tokens that one slot covers."""
         return lcm(*(f.tokens for f in self.fields))
@@ -133,7 +135,7 @@ class Plane:
         """Items of one slot, all fields together; bytes for a packed plane."""
         return self.slot_bytes if self.pack else sum(f.items for f in self.fields)
 
-    @property
+    @cached_property
     def slot_bytes(self) -> int:
         """Bytes of the `tokens` tokens of one head."""
         tokens = self.tokens

@@ -68,8 +68,7 @@ def cache_groups(spec: ModelSpec, formats: CacheFormats, tp: int = 1) -> tuple[C
     """The cache of one of `tp` ranks. Layers without a cache of their own appear in no group.
 
     Raises:
-        UsageError: `tp` does not fit a group, or a format does not fit its head dimension.
-        UnsupportedError: a format without a layout yet.
+        UsageError: `tp` does not fit a group, or a format does not fit its head dimension or tensor.
     """
     made = []
     for group in spec.layer_groups:

@@ -48,6 +48,26 @@ def test_pages_of_vllm(shared: Path) -> None:
     assert sum(seen.values()) >= 50
 
 
+def test_cells_of_sglang(shared: Path) -> None:
+    """Bytes of a token over all layers of a rank, less the one dequantised layer that some FP4 paths charge."""
+    rows = {r.option: r.k for r in ENGINE_ROWS if r.engine == "sglang"} | {n: n for n in ("fp8_e4m3", "fp8_e5m2")}
+    seen: dict[str, int] = {}
+    for record in golden(shared, "sglang")["records"]:
+        i = record["inputs"]
+        plain = record["kind"] == "cell_size" and not {"swa_layers", "dsa"} & set(i)
+        both_scales = i.get("linear_scales") and i.get("native_scales")
+        if not plain or i.get("kv_cache_dtype") not in rows or both_scales:
+            continue
+        spelling = rows[i["kv_cache_dtype"]]
+        heads = i["kv_heads"] if "kv_heads" in i else max(1, i.get("total_kv_heads", 0) // i["attn_tp"])
+        layout = latent(spelling) if i.get("mla") else pair(spelling, spelling, i["head_dim"], heads)
+        workspace = {"torch.bfloat16": 2, "torch.float8_e4m3fn": 1}.get(i.get("dequant_workspace"), 0)
+        extra = 2 * heads * i["head_dim"] * workspace if workspace else 0
+        assert i["layers"] * layout.page_bytes(1) + extra == record["outputs"]["cell_size_bytes"], record["id"]
+        seen[spelling] = seen.get(spelling, 0) + 1
+    assert set(seen) == set(rows.values()) and sum(seen.values()) > 80
+
+
 def test_blocks_of_ggml(shared: Path) -> None:
     """Block sizes that the library prints of itself."""
     types = {t["type"]: t for t in golden(shared, "llamacpp")["meta"]["ggml_types"]}

@@ -79,6 +79,8 @@ def test_canonical(text: str, canonical: str) -> None:
         ("int8,", "not understood", "known"),
         ("", "unknown format", "known"),
         ("kivi3", "unknown format", "kivi"),
+        ("nvfp4:group/8", "nvfp4 takes no granularity", "just nvfp4"),
+        ("q8_0,row", "q8_0 takes no granularity", "just q8_0"),
         ("kivi2/7x", "KIVI pair", "kivi2"),
         ("kivi2/32,recent=100", "not a multiple", "recent=128"),
     ],
@@ -89,6 +91,12 @@ def test_refused(text: str, message: str, hint: str) -> None:
     assert message in caught.value.message
     assert hint in caught.value.hint
     assert "\n" not in caught.value.message + caught.value.hint
+
+
+def test_a_pair_is_no_format_of_one_tensor() -> None:
+    with pytest.raises(UsageError, match="pair") as caught:
+        parse_any("kivi2/64")
+    assert caught.value.hint == "write --kv kivi2/64"
 
 
 def test_defaults() -> None:

@@ -133,13 +133,33 @@ def test_padding_is_what_the_slots_do_not_need() -> None:
     assert made.padding_bytes == 2 * (10 * 65 * 576 - 640 * 583)
 
 
+def test_a_rank_too_small_for_whole_groups_is_no_way_out() -> None:
+    """Heads of 80 channels: blocks of 32 fit 2 heads, not 1. The verdict offers tp 4 of 8 heads, never 8."""
+    from kvplan.specs.model import ModelSpec
+
+    group = {"kind": "attention", "layers": 2, "q_heads": 8, "kv_heads": 8, "head_dim": 80}
+    common = {"kvplan_spec": 1, "id": "toy", "params": {"total": 1}, "max_context": 65536, "native_dtype": "bfloat16"}
+    spec = ModelSpec.model_validate({**common, "layers": 2, "layer_groups": [group]})
+    need = 2 * 65536 * 8 * 80 * 2 // 32 * 34
+    for share, tp in ((4, 4), (8, None)):
+        request = PlanRequest(
+            model="toy", context=65536, kv="q8_0", gpu_memory=need // share + 2**20, bandwidth=10**12, util=1
+        )
+        made = make_plan(request, spec)
+        assert made.verdict is not None and not made.verdict.fits
+        assert {c.option: c.value for c in made.verdict.nearest_change}.get("--tp") == tp
+    with pytest.raises(UsageError, match="1 x 80 channels"):
+        make_plan(PlanRequest(model="toy", context=10, kv="q8_0", tp=8), spec)
+
+
 @pytest.mark.parametrize(
     ("fields", "message", "hint"),
     [
         ({"kv": "int8:group/96"}, "do not divide head_dim 128", "8, 16, 32, 64, 128"),
         ({"kv": "kivi2", "page_size": 48}, "page size 48", "32 or 64"),
         ({"kv": "kivi2/96,recent=96"}, "groups of 96 channels", "8, 16, 32"),
-        ({"k": "nvfp4:group/8"}, "unknown format", "known"),
+        ({"k": "nvfp4:group/8"}, "takes no granularity", "just nvfp4"),
+        ({"k": "kivi2"}, "pair for K and V", "--kv kivi2"),
         ({"kv": "fp8_ds_mla"}, "for a latent", "--latent"),
         ({"k": "turboquant_k8v4"}, "one slot", "--kv turboquant_k8v4"),
         ({"model": "deepseek-v3", "kv": "kivi2"}, "does not carry over", "--latent"),
