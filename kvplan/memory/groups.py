@@ -117,8 +117,7 @@ def cache_groups(
         mtp: also the multi-token prediction layers; they lie on the last stage.
 
     Raises:
-        UsageError: the sharding does not fit a group, or a format does not fit its head dimension.
-        UnsupportedError: a format without a layout yet.
+        UsageError: the sharding does not fit a group, or a format does not fit its head dimension or tensor.
     """
     sharding = Sharding.of(sharding)
     span = sharding.stage_layers(spec.layers, stage)
@@ -224,7 +223,8 @@ def _latent(group: LatentGroup, formats: CacheFormats, native: str) -> tuple[str
         return "state", bind_state({"ring": (law.limit * width, fixed or native)}), law
     role = "index" if group.role == "index" else "latent"
     chosen = formats.index if role == "index" else formats.latent
-    return role, bind((Tensor(role, Format(fixed) if fixed else chosen, width),), 1, native), law
+    tensor = Tensor(role, Format(fixed) if fixed else chosen, width, group.rope_dim)
+    return role, bind((tensor,), 1, native), law
 
 
 def _state_layout(group: StateGroup, native: str, tp: int) -> Layout:

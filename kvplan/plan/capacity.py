@@ -143,7 +143,11 @@ def _least_tp(resolved: Resolved, kv: KvFigures, room: Capacity) -> int:
     for tp in legal_tps(spec):
         if tp > request.tp and request.dcp in legal_dcps(spec, tp):
             sharding: Sharding = replace(resolved.sharding, tp=tp)
-            stages = sharded_groups(spec, resolved.formats, sharding, request.mtp)
+            try:
+                stages = sharded_groups(spec, resolved.formats, sharding, request.mtp)
+            except UsageError:
+                # A format whose groups run along the rank's row may not fit the shorter row.
+                continue
             ranks = stage_curves(stages, resolved.page_size)
             pool = room.usable_bytes - weights_term(resolved, tp).nbytes
             if held_most(ranks, kv.context, resolved.sequences) <= pool:

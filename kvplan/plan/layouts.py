@@ -91,7 +91,13 @@ def rank_layouts(
     first = resolve(request.model_copy(update=plain), spec, device)
     context = first.request.context or first.spec.max_context
     base = request.model_copy(update={**plain, "context": context, "batch": 1})
-    rows = [_row(resolve(base.model_copy(update=s), first.spec, first.device), gpus) for s in _shardings(first, gpus)]
+    rows = []
+    for sharding in _shardings(first, gpus):
+        try:
+            rows.append(_row(resolve(base.model_copy(update=sharding), first.spec, first.device), gpus))
+        except UsageError:
+            # A format whose groups run along the rank's row may not fit a shorter row.
+            continue
     if not rows:
         raise UsageError(
             f"{first.spec.id} has no legal layout of {gpus} GPUs",

@@ -72,7 +72,6 @@ def resolve(request: PlanRequest, spec: ModelSpec | None = None, device: DeviceS
     Raises:
         UsageError: an impossible or contradictory value.
         InputError: a spec that cannot be found or read.
-        UnsupportedError: a format without a layout yet.
     """
     check_count(request.batch, "batch")
     if not 0 < request.util <= 1:

@@ -25,12 +25,8 @@ def print_recommendation(result: Recommendation, console: QuietConsole | None = 
     ranked = [c for c in result.candidates if c.ranked]
     shown = [c for c in ranked if c.pareto or c.k == c.v]
     console.print(_table(shown))
-    console.print(
-        Text(
-            f"predicted: decode attention of one step, all layers. * Pareto set. {len(ranked) - len(shown)} more pairs are in --json."
-        ),
-        soft_wrap=True,
-    )
+    more = f"{len(ranked) - len(shown)} more pairs are in --json."
+    console.print(Text(f"predicted: decode attention of one step, all layers. * Pareto set. {more}"), soft_wrap=True)
     _print_reasons(console, "why", [c for c in shown if c.k == c.v])
     _print_reasons(console, "unranked", [c for c in result.candidates if not c.ranked and c.k == c.v])
     for note in (*result.notes, f"Quality: {result.quality_basis}."):
