@@ -127,9 +127,9 @@ def _merged(
         if per != 1:
             units = Factor(f"groups of {per:,} tokens", rows // per, f"{rows:,} / {per:,}; {why}")
         width = Factor("bytes", sum(f.unit_bytes for f in fields), f"{group.origin.width}: {_widths(fields)}")
-        yield _product(
-            _label(role, fields), group, sequences, Factor("kv heads", heads, group.origin.heads), units, width
-        )
+        whole_row = group.layout.heads > 1 and heads == 1
+        why_heads = f"one row for all {group.layout.heads} kv heads" if whole_row else group.origin.heads
+        yield _product(_label(role, fields), group, sequences, Factor("kv heads", heads, why_heads), units, width)
 
 
 def _widths(fields: list[Field]) -> str:

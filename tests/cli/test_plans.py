@@ -60,6 +60,11 @@ def test_the_arithmetic_of_explain_is_right(capsys: pytest.CaptureFixture[str], 
     assert without.kv is not None and f"= {without.kv.logical_bytes:,} bytes" in flat
 
 
+def test_explain_of_a_row_for_all_heads(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "estimate", "llama-3.1-8b", "--context", "32", "--kv", "q8_0", "--explain")
+    assert "1 kv heads <- one row for all 8 kv heads" in " ".join(out.split())
+
+
 def test_explain_without_a_context(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "estimate", "llama-3.1-8b", "--kv", "int8", "--explain")
     assert "every 1 further tokens of a sequence" in " ".join(out.split())

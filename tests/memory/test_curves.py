@@ -23,6 +23,11 @@ FORMATS = (
     "int8:channel/64,recent=128",
     "int8:group/32,recent=128",
     "int8,recent=96,flush=whole",
+    "int2:channel/32,asym,recent=128",
+    "int2:group/32,asym,recent=128",
+    "int4:group/32,asym",
+    "nvfp4",
+    "int8,scale=fp32,pack=slot",
 )
 _made: dict[tuple[str, str, str, int], tuple[tuple[CacheGroup, ...], RankCurves]] = {}
 

@@ -20,8 +20,16 @@ from kvplan.specs.load import list_models, load_model
 from kvplan.specs.model import ModelSpec
 
 SPECS = {name: load_model(name) for name in list_models()}
-# Head dimensions of shipped models that 32 does not divide get no group/32 here, so that every draw is legal.
-FORMATS = ("bf16", "int8", "fp8_e4m3:token", "int8:channel/32,asym", "int8,recent=128", "int8:channel/64,recent=128")
+# No groups of channels: some shipped head dimensions would not divide, and every draw should be legal.
+FORMATS = (
+    "bf16",
+    "int8",
+    "int4:token,asym",
+    "fp8_e4m3:token",
+    "int8:channel/32,asym",
+    "int8,recent=128",
+    "int2:channel/32,asym,recent=128",
+)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,9 @@ from kvplan.specs.model import ModelSpec
 
 KV = (
     "bf16", "int8", "int8:head", "int8:channel/32,asym", "int8:channel/64,recent=128", "int8:group/32,recent=128",
-    "int8,recent=96,flush=whole", "fp8_e4m3", "fp8_e5m2:token", "int2",
+    "int8,recent=96,flush=whole", "fp8_e4m3", "fp8_e5m2:token", "int2", "int4:group/32,asym", "q8_0", "q4_0", "nvfp4",
+    "int2:channel/32,asym,recent=128", "int2:group/32,asym,recent=128", "int3:group/32", "mxfp4",
+    "int8,scale=fp32,pack=slot",
 )  # fmt: skip
 GPUS = (None, "h200", "l4", "rtx-4090", "b200", "h100-80gb")
 
@@ -70,7 +72,8 @@ def test_equal_to_make_plan_on_1000_random_requests() -> None:
         row = answer(lambda r=request: known.plan(r))
         assert row == answer(lambda r=request: planned(r, specs[r.model])), request
         refused += isinstance(row, str)
-    assert refused < 100
+    # Such as groups along a row that a tensor-parallel rank cuts.
+    assert refused < 250
 
 
 def test_what_make_plan_refuses_is_refused() -> None:
