@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvplan.errors import UsageError
 from kvplan.formats.grammar import Format, Named
@@ -51,7 +51,7 @@ class CacheFormats:
 
     def of_layer(self, layer: int) -> CacheFormats:
         """The formats of one layer."""
-        changed = {role: f for rule in self.rules if layer in rule.layers for role, f in rule.formats}
+        changed: dict[str, Any] = {role: f for rule in self.rules if layer in rule.layers for role, f in rule.formats}
         return replace(self, rules=(), **changed)
 
     def parts(self, group: LayerGroup, layers: tuple[int, ...]) -> list[tuple[str, tuple[int, ...], CacheFormats]]:
