@@ -88,7 +88,7 @@ FORMATS = (
          ("kvfit: the same half byte in its table (not run)",)),
     Case("int4, groups of 32, fp16 scale and zero", "1/2 + 4/32 bytes", 2**31 * 5 // 8,
          {**LLAMA, "kv": "int4:group/32,asym"}, ("kvfit 1.000 (-20%)",)),
-    Case("KIVI 2 bit, groups of 32, residual 128", "1/4 + 4/32 bytes; at this length no row of K and 128 of V in 16 bit",
+    Case("KIVI 2 bit, groups of 32, residual 128", "1/4 + 4/32 bytes; here no row of K and 128 of V in 16 bit",
          812_122_112, {**LLAMA, "kv": "kivi2"}, ("none has it",)),
     Case("DeepSeek-V3.2, fp8_ds_mla and index", "61 layers x (656 + 132) bytes x T", 48_068 * T,
          {"model": "deepseek-v3.2", "latent": "fp8_ds_mla", "index": INDEX},
