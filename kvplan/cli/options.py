@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from kvplan.plan.types import field_text
+from kvplan.plan.types import PlanRequest
 from kvplan.units import parse_bandwidth, parse_bytes, parse_count
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -50,7 +50,10 @@ class _PlanOption(click.Option):
     @property
     def help(self) -> str:
         assert self.name is not None
-        return field_text(self.name)
+        # Imported here: reading a source takes modules that nothing but --help needs.
+        from kvplan.texts import field_text
+
+        return field_text(PlanRequest, self.name)
 
     @help.setter
     def help(self, text: str | None) -> None:

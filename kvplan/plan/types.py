@@ -7,8 +7,6 @@ all the same.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,7 +16,7 @@ from kvplan.plan.answers import STRICT, Capacity, Gain, Tree, Verdict
 
 
 class PlanRequest(BaseModel):
-    """What is asked; the field texts are also the help of the command line (see `field_text`).
+    """What is asked; the field texts are also the help of the command line (see `kvplan.texts`).
 
     In a plan's echo every default is filled in, every format has its canonical spelling, and the format of a tensor
     that the model does not have is None.
@@ -74,25 +72,6 @@ class PlanRequest(BaseModel):
     """Number type of the weights: fp32 bf16 fp16 fp8 int8 int4, or `published` for the spec's own byte count."""
     beyond_max: bool = False
     """Allow a context above the model's maximum."""
-
-
-@cache
-def _texts() -> dict[str, str]:
-    import ast
-    import inspect
-
-    (body,) = (n.body for n in ast.parse(inspect.getsource(PlanRequest)).body if isinstance(n, ast.ClassDef))
-    found = {}
-    for field, text in pairwise(body):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
-            assert isinstance(text.value, ast.Constant)
-            found[field.target.id] = " ".join(str(text.value.value).split())
-    return found
-
-
-def field_text(name: str) -> str:
-    """The text of a field of PlanRequest: its own docstring."""
-    return _texts()[name]
 
 
 @dataclass(frozen=True, kw_only=True)

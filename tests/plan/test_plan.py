@@ -12,6 +12,7 @@ from kvplan.errors import InputError, KvplanError, UsageError
 from kvplan.plan import Plan, PlanRequest, ladder_lengths, legal_tps, make_plan
 from kvplan.specs.load import list_models, load_model
 from kvplan.specs.model import ModelSpec
+from kvplan.texts import field_text
 
 
 def plan(model: str = "llama-3.1-8b", **fields: Any) -> Plan:
@@ -240,3 +241,10 @@ def test_legal_tp_is_named() -> None:
     assert refused.value.hint == "legal values: 1, 2, 4, 8, 16, 32"
     assert legal_tps(load_model("smollm2-135m")) == (1, 3, 9)
     assert legal_tps(load_model("deepseek-v3"))[-1] == 128
+
+
+def test_every_field_of_a_request_has_a_text() -> None:
+    texts = {name: field_text(PlanRequest, name) for name in PlanRequest.model_fields}
+    assert all(text.endswith(".") or text.endswith("`") for text in texts.values()), texts
+    assert texts["layers"].endswith("the last wins.") and "\n" not in texts["layers"]
+    assert field_text(PlanRequest, "no_field") == ""
