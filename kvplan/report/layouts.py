@@ -40,7 +40,7 @@ def _table(made: LayoutTable) -> Table:
     # A column for what no layout uses would only take width.
     sizes = [size for size in ("tp", "pp", "dp", "dcp") if size != "dcp" or any(r.dcp > 1 for r in made.layouts)]
     attention = any(row.dp_attention for row in made.layouts)
-    headings = ["", *sizes, *(["dp attention"] if attention else []), "weights", *fits, "copies"]
+    headings = ["", *sizes, *(["dp attn"] if attention else []), "weights", *fits, "copies"]
     for heading in headings:
         table.add_column(heading, justify="right", overflow="fold")
     for row in made.layouts:
