@@ -91,13 +91,7 @@ def rank_layouts(
     first = resolve(request.model_copy(update=plain), spec, device)
     context = first.request.context or first.spec.max_context
     base = request.model_copy(update={**plain, "context": context, "batch": 1})
-    rows = []
-    for sharding in _shardings(first, gpus):
-        try:
-            rows.append(_row(resolve(base.model_copy(update=sharding), first.spec, first.device), gpus))
-        except UsageError:
-            # A format whose groups run along the rank's row may not fit a shorter row.
-            continue
+    rows = list(_rows(first, base, gpus))
     if not rows:
         raise UsageError(
             f"{first.spec.id} has no legal layout of {gpus} GPUs",
@@ -133,6 +127,16 @@ def _shardings(first: Resolved, gpus: int) -> Iterator[dict[str, Any]]:
             if inner < tp and tp % inner == 0:
                 for dcp in legal_dcps(spec, inner):
                     yield {"tp": tp, "pp": pp, "dp": tp // inner, "dcp": dcp, "dp_attention": True}
+
+
+def _rows(first: Resolved, base: PlanRequest, gpus: int) -> Iterator[dict[str, Any]]:
+    for sharding in _shardings(first, gpus):
+        try:
+            resolved = resolve(base.model_copy(update=sharding), first.spec, first.device)
+        except UsageError:
+            # A format whose groups run along the rank's row may not fit a shorter row.
+            continue
+        yield _row(resolved, gpus)
 
 
 def _row(resolved: Resolved, gpus: int) -> dict[str, Any]:
