@@ -8,13 +8,12 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from kvplan.errors import InputError, did_you_mean
+from kvplan.errors import InputError, nearest
+from kvplan.specs import compiled
 from kvplan.specs.base import Spec
 from kvplan.specs.device import DeviceSpec
-from kvplan.specs.explain import schema_error
 from kvplan.specs.find import specs_root
 from kvplan.specs.model import ModelSpec
-from kvplan.specs.yamlfile import one_line, read_yaml
 
 S = TypeVar("S", bound=Spec)
 
@@ -37,7 +36,7 @@ def load_model(name_or_path: str) -> ModelSpec:
     """
     wanted = name_or_path.lower()
     if wanted in list_models():
-        return _read(_path("models", wanted), ModelSpec)
+        return _shipped("models", wanted, ModelSpec)
     shipped = _by_hf_id(wanted)
     return shipped or _from_path(name_or_path, ModelSpec, "model", list_models())
 
@@ -50,41 +49,48 @@ def load_device(name_or_path: str) -> DeviceSpec:
     """
     wanted = name_or_path.lower()
     if wanted in list_devices():
-        return _read(_path("devices", wanted), DeviceSpec)
+        return _shipped("devices", wanted, DeviceSpec)
     return _from_path(name_or_path, DeviceSpec, "GPU", list_devices())
 
 
 def _list(folder: str) -> tuple[str, ...]:
-    return tuple(sorted(path.stem for path in (specs_root() / folder).glob("*.yaml")))
+    return compiled.stems(folder)
 
 
-def _path(folder: str, stem: str) -> Path:
-    return specs_root() / folder / f"{stem}.yaml"
+def _shipped(folder: str, stem: str, kind: type[S]) -> S:
+    data = compiled.compiled(folder, stem)
+    # Not current, or no valid spec any more: the YAML file tells, with the line of the mistake.
+    if data is not None:
+        try:
+            return kind.model_validate(data)
+        except ValidationError:
+            pass
+    return _read(specs_root() / folder / f"{stem}.yaml", kind)
 
 
 def _by_hf_id(wanted: str) -> ModelSpec | None:
-    if "/" not in wanted:
-        return None
-    for stem in list_models():
-        path = _path("models", stem)
-        # Reading every file as YAML would cost more than the whole plan; look for the text first.
-        if wanted in path.read_text(encoding="utf-8").lower():
-            spec = _read(path, ModelSpec)
-            if wanted in (known.lower() for known in spec.hf_ids):
-                return spec
+    for stem in compiled.by_hf_id(wanted):
+        spec = _shipped("models", stem, ModelSpec)
+        if wanted in (known.lower() for known in spec.hf_ids):
+            return spec
     return None
 
 
 def _from_path(name: str, kind: type[S], noun: str, known: tuple[str, ...]) -> S:
     if name.lower().endswith((".yaml", ".yml")) or (name and _exists(name)):
         return _read(Path(name), kind)
+    # Imported where needed: yaml costs more than a whole plan of a shipped model.
+    from kvplan.specs.yamlfile import one_line
+
     shown = one_line(name, 100)
     short = name.replace("\\", "/").rsplit("/", 1)[-1]
     what = f"no file and no {noun} is called" if _has_separator(name) else f"unknown {noun}"
     # `h100` means h100-80gb, although h200 is closer in spelling.
     longer = next((one for one in known if short and one.startswith(short.lower())), None)
-    hint = f"did you mean {longer}? known: {', '.join(known)}" if longer else did_you_mean(short, known)
-    raise InputError(f"{what} {shown!r}", f"{hint}; or give the path of a .yaml file")
+    near = longer or nearest(short, known)
+    listing = ", ".join(known) if len(known) <= 30 else f"{len(known)} ids, listed by `kvplan specs list`"
+    hint = f"did you mean {near}? " if near else ""
+    raise InputError(f"{what} {shown!r}", f"{hint}known: {listing}; or give the path of a .yaml file")
 
 
 def _has_separator(name: str) -> bool:
@@ -99,6 +105,9 @@ def _exists(name: str) -> bool:
 
 
 def _read(path: Path, kind: type[S]) -> S:
+    from kvplan.specs.explain import schema_error
+    from kvplan.specs.yamlfile import read_yaml
+
     file = read_yaml(path)
     try:
         return kind.model_validate(file.data)
