@@ -192,6 +192,30 @@ MODELS = {
             "attention.indexer.key_length": 128,
         },
     ),
+    "deepseek-v4-flash": (
+        "deepseek4",
+        {
+            "block_count": 43,
+            "embedding_length": 4096,
+            **_heads(64, 1, 512),
+            "rope.dimension_count": 64,
+            "attention.sliding_window": 128,
+            "attention.compress_ratios": [0, 0, *([4, 128] * 20), 4],
+            "attention.indexer.head_count": 64,
+            "attention.indexer.key_length": 128,
+        },
+    ),
+    "minimax-m3": (
+        "minimax-m3",
+        {
+            "block_count": 60,
+            "embedding_length": 6144,
+            **_heads(64, 4, 128),
+            "leading_dense_block_count": 3,
+            "attention.indexer.head_count": 4,
+            "attention.indexer.key_length": 128,
+        },
+    ),
     "kimi-linear-48b": (
         "kimi-linear",
         {
@@ -358,6 +382,8 @@ def test_a_long_vocabulary_is_counted_not_kept(write: Write) -> None:
         ("jamba", {}, "expected a list: it says which layers are attention"),
         ("mamba", {}, "mamba.ssm.inner_size: this field is missing"),
         ("mamba2", {**SSM, "ssm.time_step_rank": 7}, "does not divide by the 7 heads"),
+        ("deepseek4", {}, "deepseek4.attention.compress_ratios: expected one entry for each of 32 layers, got 0"),
+        ("deepseek4", {"attention.compress_ratios": [16] * 32}, "compress_ratios[0]: unknown ratio 16"),
         ("gemma3n", {"attention.shared_kv_layers": 32}, "no layer before layer 0 keeps"),
     ],
 )

@@ -37,7 +37,7 @@ def _attention(group: AttentionGroup) -> dict[str, Any]:
 def _latent(group: LatentGroup) -> dict[str, Any]:
     width = group.nope_dim + group.rope_dim
     if group.retain.law == "ring":
-        dtype = {"float32": "fp32", "bfloat16": "bf16"}[str(group.dtype)]
+        dtype = "fp32" if group.dtype == "float32" else "bf16"
         return {"kind": "ring", "rows": group.retain.rows, "dim": width, "dtype": dtype}
     if group.role == "index":
         return {"kind": "index_key", "k_dim": width, "tokens_per_state": group.stride}

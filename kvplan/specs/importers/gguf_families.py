@@ -8,6 +8,17 @@ from kvplan.specs.importers.family import CHUNKED, CONV, FULL, HYBRID, LINEAR, N
 from kvplan.specs.importers.fields import Fields
 from kvplan.specs.importers.figure import HEADS, LAYERS, TOKENS, WIDTH, Figure
 from kvplan.specs.importers.gguf_fields import GgufFields
+from kvplan.specs.importers.gguf_latent import (
+    HEAVY,
+    SPARSE,
+    WINDOW_ONLY,
+    heavy,
+    indexed_full,
+    latent,
+    ratio_words,
+    sparse,
+    window_only,
+)
 from kvplan.specs.importers.gguf_layers import (
     both,
     chunked,
@@ -15,7 +26,6 @@ from kvplan.specs.importers.gguf_layers import (
     deltanet,
     full,
     kda,
-    latent,
     mamba1,
     mamba2,
     no_cache,
@@ -165,6 +175,8 @@ def _families() -> dict[str, Family]:
     layered: dict[str, Maker] = {FULL: full, LINEAR: mamba2, NONE: no_cache}
     made |= {arch: _family(_nemotron_words, layered) for arch in ("nemotron_h", "nemotron_h_moe")}
     made |= {arch: _family(_pattern_words, windows, _shared_layers) for arch in ("gemma3n", "gemma4")}
+    made["deepseek4"] = _family(ratio_words, {WINDOW_ONLY: window_only, SPARSE: sparse, HEAVY: heavy})
+    made["minimax-m3"] = _family(_plain_words, {FULL: indexed_full})
     made["llama4"] = _family(_chunk_words, {FULL: full, CHUNKED: chunked})
     made["mamba"] = _family(_all(LINEAR), {LINEAR: mamba1})
     made["mamba2"] = _family(_all(LINEAR), {LINEAR: mamba2})

@@ -42,31 +42,6 @@ def chunked(cfg: Fields, layer: int) -> tuple[Part, ...]:
     return (_attention(_gguf(cfg), layer, "chunked", retain={"chunk": rows}),)
 
 
-def latent(cfg: Fields, layer: int) -> tuple[Part, ...]:
-    """Multi-head latent attention, with index keys where the layer has an indexer.
-
-    Files made before the `_mla` keys existed are run with expanded keys and values, so that is what they keep.
-    """
-    here = _gguf(cfg)
-    if not here.has("attention.key_length_mla"):
-        here.note("The file has no attention.key_length_mla: the runtime keeps expanded keys and values of every head.")
-        return full(cfg, layer)
-    rank = here.whole("attention.kv_lora_rank", high=HEAD_DIM)
-    rope = here.whole("rope.dimension_count", low=0, high=HEAD_DIM)
-    heads = here.at("attention.head_count", layer, low=1, high=HEADS)
-    width: Any = {"nope": rank, "rope": rope} if rope else rank
-    own = Part("latent", {"kind": "latent", "q_heads": heads, "width": width})
-    if not here.has("attention.indexer.key_length") or (here.tensors and not here.any_tensor(layer, "indexer")):
-        return (own,)
-    keys = {
-        "kind": "latent",
-        "role": "index",
-        "q_heads": here.whole("attention.indexer.head_count", high=HEADS),
-        "width": here.whole("attention.indexer.key_length", high=HEAD_DIM),
-    }
-    return own, Part("indexer", keys)
-
-
 def mamba1(cfg: Fields, layer: int) -> tuple[Part, ...]:
     """Mamba, Jamba."""
     shape = {"inner": _inner(cfg), "d_state": cfg.whole("ssm.state_size", high=WIDTH), "conv_kernel": _kernel(cfg)}
