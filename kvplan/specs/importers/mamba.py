@@ -109,9 +109,7 @@ def shared_block_words(cfg: Fields, layers: int) -> Words:
 def _mamba2(cfg: Fields, heads: Figure, *dims: str) -> Part:
     shape = {"type": "mamba2", "heads": heads, "head_dim": _dim(cfg, heads, dims or DIM_NAMES)}
     groups = cfg.whole(*GROUP_NAMES, high=HEADS)
-    return state(
-        cfg, "mamba", {**shape, "d_state": _state_size(cfg), "n_groups": groups, "conv_kernel": _kernel(cfg)}
-    )
+    return state(cfg, "mamba", {**shape, "d_state": _state_size(cfg), "n_groups": groups, "conv_kernel": _kernel(cfg)})
 
 
 def _dim(cfg: Fields, heads: Figure, names: tuple[str, ...]) -> Figure:

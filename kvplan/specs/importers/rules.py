@@ -118,8 +118,8 @@ def flagged(*names: str, otherwise: Rule) -> Rule:
         for name in names:
             given = cfg.numbers(name, high=1)
             if given is not None:
-                given = fitted(cfg, name, given, layers)
-                return Words(_where(layers, lambda i: given[i] == 1), "read", cfg.prefix + name)
+                flags = fitted(cfg, name, given, layers)
+                return Words([SLIDING if flag else FULL for flag in flags], "read", cfg.prefix + name)
         return otherwise(cfg, layers)
 
     return rule
