@@ -35,8 +35,13 @@ def mamba2(cfg: Fields, layer: int) -> tuple[Part, ...]:
 
 
 def pure_mamba2(cfg: Fields, layer: int) -> tuple[Part, ...]:
-    """Mamba 2 without attention: its heads have plain names."""
-    return (_mamba2(cfg, cfg.whole("num_heads", high=HEADS), "head_dim"),)
+    """Mamba 2 without attention: its heads have plain names, and fill the inner width."""
+
+    def filled() -> Figure:
+        inner, dim = _expanded(cfg), cfg.whole("head_dim", high=HEAD_DIM)
+        return derived(inner // dim, inner, dim, rule=f"{inner.source} / {dim.source}")
+
+    return (_mamba2(cfg, cfg.whole("num_heads", high=HEADS, default=False, absent=filled), "head_dim"),)
 
 
 def attention_and_mamba2(cfg: Fields, layer: int) -> tuple[Part, ...]:

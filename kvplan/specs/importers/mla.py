@@ -13,8 +13,11 @@ SCHEDULES = ("indexer_types", "index_topk_pattern", "index_topk_freq")
 
 
 def latent(cfg: Fields, layer: int) -> tuple[Part, ...]:
-    """The latent and its rotary part; q_lora_rank and v_head_dim are never cached."""
-    return (latent_part(cfg, "latent"),)
+    """The latent and its rotary part; q_lora_rank and v_head_dim are never cached.
+
+    Small DeepSeek-V2 models inside vision models say `use_mla: false` and cache keys and values.
+    """
+    return (latent_part(cfg, "latent"),) if cfg.flag("use_mla", True) else full(cfg, layer)
 
 
 def latent_or_full(cfg: Fields, layer: int) -> tuple[Part, ...]:
