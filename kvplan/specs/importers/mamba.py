@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvplan.specs.importers.attention import full, hidden_size
+from kvplan.specs.importers.attention import attention, full, hidden_size, kv_heads, q_heads
 from kvplan.specs.importers.family import FULL, HYBRID, LINEAR, NONE, Part, Words, fitted
 from kvplan.specs.importers.fields import Fields
 from kvplan.specs.importers.figure import HEAD_DIM, HEADS, LAYERS, WIDTH, Figure, derived
@@ -51,12 +51,24 @@ def attention_and_mamba2(cfg: Fields, layer: int) -> tuple[Part, ...]:
 
 def mamba2_and_attention(cfg: Fields, layer: int) -> tuple[Part, ...]:
     """Zamba 2: a Mamba layer that also calls a shared attention block, which keeps a cache per call."""
-    return (*mamba2(cfg, layer), *full(cfg, layer))
+    return (*mamba2(cfg, layer), *_doubled(cfg))
 
 
 def mamba1_and_attention(cfg: Fields, layer: int) -> tuple[Part, ...]:
     """Zamba: likewise, with the first version."""
-    return (*mamba1(cfg, layer), *full(cfg, layer))
+    return (*mamba1(cfg, layer), *_doubled(cfg))
+
+
+def _doubled(cfg: Fields) -> tuple[Part, ...]:
+    """The shared block sees the hidden state beside the embedding: its heads share out twice the hidden size."""
+    heads = q_heads(cfg)
+
+    def shared_out() -> Figure:
+        hidden = hidden_size(cfg)
+        return derived(2 * hidden // heads, hidden, heads, rule=f"2 x {hidden.source} / {heads.source}")
+
+    dim = cfg.whole("attention_head_dim", high=HEAD_DIM, null=shared_out, absent=shared_out)
+    return (attention("full", heads, kv_heads(cfg, heads), dim),)
 
 
 def pattern_length(cfg: Fields) -> Figure:

@@ -187,8 +187,8 @@ def local_pairs(cfg: Fields, layers: int) -> Words:
     for item in cfg.items("attention_types") or []:
         if not isinstance(item, list) or len(item) != 2 or not isinstance(item[0], list) or type(item[1]) is not int:
             cfg.refuse("attention_types", "expected pairs of a pattern and a count")
-        if not 0 < item[1] <= LAYERS:
-            cfg.refuse("attention_types", f"expected a count of repeats, got {item[1]}")
+        if not 0 < item[1] <= LAYERS or len(item[0]) * item[1] > LAYERS:
+            cfg.refuse("attention_types", f"expected a pattern of at most {LAYERS:,} layers in all")
         words += [str(word) for word in item[0]] * item[1]
     if not words:
         cfg.refuse("attention_types", "this field is missing: it says which layers are local")
