@@ -1,6 +1,6 @@
 """Compare kvplan with collected facts: `python tools/accuracy.py configs DIR [--json]`.
 
-The tool maps inputs to kvplan's public calls and compares; it computes no bytes itself (a test forbids arithmetic here).
+The tool maps inputs to public calls of kvplan and compares; it computes no bytes (a test forbids arithmetic here).
 """
 
 from __future__ import annotations
@@ -39,13 +39,16 @@ class Row:
 
 def plan_of(spec: ModelSpec, **options: Any) -> Plan:
     """A plan at the model's longest context, everything in 16 bit unless the options say otherwise."""
-    formats = {role: NATIVE for role in ("k", "v", "latent", "index")} | options
+    formats = dict.fromkeys(("k", "v", "latent", "index"), NATIVE) | options
     return make_plan(PlanRequest(model=spec.id, context=spec.max_context, **formats), spec)
 
 
 def slope(plan: Plan, *roles: str) -> Fraction:
     """Bytes per token of the groups with these roles."""
-    return sum((Fraction(g.bytes_per_token.numerator, g.bytes_per_token.denominator) for g in _groups(plan, *roles)), Fraction())
+    return sum(
+        (Fraction(g.bytes_per_token.numerator, g.bytes_per_token.denominator) for g in _groups(plan, *roles)),
+        Fraction(),
+    )
 
 
 def fixed(plan: Plan, *roles: str) -> int:
@@ -79,7 +82,9 @@ FIGURES: dict[str, Callable[[ModelSpec], Fraction | int]] = {
     "window_bytes": lambda spec: fixed(plan_of(spec), "kv", "latent"),
     "index_per_token_bf16": lambda spec: slope(plan_of(spec), "index"),
     "index_per_token_fp8": lambda spec: slope(plan_of(spec, index=FP8_INDEX), "index"),
-    "state_bytes_fp32rec_bf16conv": lambda spec: states(spec, plan_of(spec, state_dtype="fp32", conv_dtype="bf16"), "state"),
+    "state_bytes_fp32rec_bf16conv": lambda spec: states(
+        spec, plan_of(spec, state_dtype="fp32", conv_dtype="bf16"), "state"
+    ),
     "state_bytes_all_bf16": lambda spec: states(spec, plan_of(spec, state_dtype="bf16", conv_dtype="bf16"), "state"),
     "rec_elems": lambda spec: elements(spec, 0),
     "conv_elems": lambda spec: elements(spec, 1),
@@ -123,7 +128,9 @@ def configs(folder: Path, as_json: bool) -> int:
     for row in rows:
         by_config[row.config].append(row)
     order = ("refused", "different", "equal")
-    worst = {name: min((r.verdict for r in found), key=order.index, default="equal") for name, found in by_config.items()}
+    worst = {
+        name: min((r.verdict for r in found), key=order.index, default="equal") for name, found in by_config.items()
+    }
     names = {verdict: [name for name, found in worst.items() if found == verdict] for verdict in order}
     summary = {verdict: len(names[verdict]) for verdict in order} | {"figures": len(rows)}
     if as_json:

@@ -67,7 +67,16 @@ def written(groups: list[Group], layers: int) -> list[dict[str, Any]]:
         if group.overlay:
             body["overlay"] = True
         made.append(body)
+    _take_the_rest(made)
     return made
+
+
+def _take_the_rest(made: list[dict[str, Any]]) -> None:
+    """One owner may be written as every layer that no other names: the one with the longest list."""
+    listed = [body for body in made if isinstance(body["layers"], list) and "overlay" not in body]
+    longest = max(listed, key=lambda body: len(body["layers"]), default=None)
+    if longest and len(longest["layers"]) > MAX_PERIOD // 2:
+        longest["layers"] = "rest"
 
 
 def placement(indices: list[int], layers: int, *, whole: bool) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from kvplan.specs.importers.context import max_context
@@ -16,20 +15,18 @@ DIM_NAMES = ("head_dim", "attention_head_dim", "kv_channels", "d_kv")
 HIDDEN_NAMES = ("hidden_size", "d_model", "n_embd", "n_embed")
 WINDOW_NAMES = ("sliding_window", "sliding_window_size", "attention_window_size", "window_size")
 
-K_BIAS = frozenset(
-    "qwen2 qwen2_moe qwen2_vl_text qwen2_5_vl_text qwen2_5_omni_text mimo phi gpt2 opt bloom gpt_neox gpt_bigcode "
-    "starcoder2 gpt_oss".split()
+_K_BIAS = (
+    "bloom gpt2 gpt_bigcode gpt_neox gpt_oss mimo opt phi qwen2 qwen2_5_omni_text qwen2_5_vl_text qwen2_moe "
+    "qwen2_vl_text starcoder2"
 )
 """Model types whose key projection always has a bias."""
-QK_NORM = frozenset(
-    "qwen3 qwen3_moe qwen3_next qwen3_5_text qwen3_5_moe_text qwen3_vl_text qwen3_vl_moe_text gemma3_text gemma3n_text "
-    "gemma4_text gemma4_unified_text olmo2 olmo3".split()
+_QK_NORM = (
+    "gemma3_text gemma3n_text gemma4_text gemma4_unified_text olmo2 olmo3 qwen3 qwen3_5_moe_text qwen3_5_text "
+    "qwen3_moe qwen3_next qwen3_vl_moe_text qwen3_vl_text"
 )
 """Model types that always normalise queries and keys per head."""
-SINKS = frozenset(["gpt_oss"])
+_SINKS = "gpt_oss"
 """Model types with learned sink logits in every layer."""
-
-KvHeads = Callable[[Fields, Figure, tuple[str, ...]], Figure]
 
 
 def q_heads(cfg: Fields, *first: str) -> Figure:
@@ -79,22 +76,36 @@ def window(cfg: Fields) -> Figure | None:
     return found
 
 
-def attention(name: str, heads: Figure, kv: Figure, k: Figure, v: Figure | None = None, **more: Any) -> Part:
-    """An attention layer."""
+def attention(
+    name: str,
+    heads: Figure,
+    kv: Figure,
+    k: Figure,
+    v: Figure | None = None,
+    *,
+    retain: dict[str, Figure] | None = None,
+    has: dict[str, Any] | None = None,
+) -> Part:
+    """An attention layer: `retain` as in a spec, `has` the traits of its keys and logits."""
     dim: Any = k if v is None or v == k else {"k": k, "v": v}
-    body = {"kind": "attention", "q_heads": heads, "kv_heads": kv, "head_dim": dim}
-    return Part(name, {**body, **{key: value for key, value in more.items() if value}})
+    body = {"kind": "attention", "q_heads": heads, "kv_heads": kv, "head_dim": dim, "retain": retain, **(has or {})}
+    return Part(name, {key: value for key, value in body.items() if value})
+
+
+def keep(rows: Figure | None) -> dict[str, Figure] | None:
+    """`retain` of a sliding layer; None: it keeps everything."""
+    return {"window": rows} if rows else None
 
 
 def traits(cfg: Fields) -> dict[str, Any]:
     """What an attention layer says about its keys and logits; it changes no byte, but which format suits."""
     cap = cfg.data.get("attn_logit_softcapping")
-    biased = cfg.data.get("attention_bias") is True or cfg.model_type in K_BIAS
+    biased = cfg.data.get("attention_bias") is True or cfg.model_type in _K_BIAS.split()
     return {
         "softcap": float(cap) if isinstance(cap, int | float) and not isinstance(cap, bool) and 0 < cap < 1e9 else None,
-        "sinks": cfg.model_type in SINKS,
+        "sinks": cfg.model_type in _SINKS.split(),
         "k_bias": biased,
-        "qk_norm": cfg.model_type in QK_NORM or cfg.data.get("use_qk_norm") is True,
+        "qk_norm": cfg.model_type in _QK_NORM.split() or cfg.data.get("use_qk_norm") is True,
     }
 
 
@@ -106,21 +117,19 @@ def full(cfg: Fields, layer: int) -> tuple[Part, ...]:
 def sliding(cfg: Fields, layer: int) -> tuple[Part, ...]:
     """A layer that keeps a window, or everything where the window is off."""
     rows = window(cfg)
-    return (_plain(cfg, "sliding", retain={"window": rows}) if rows else _plain(cfg, "full"),)
+    return (_plain(cfg, "sliding", keep(rows)) if rows else _plain(cfg, "full"),)
 
 
 def in_chunks(cfg: Fields, layer: int) -> tuple[Part, ...]:
     """A layer that keeps the current chunk."""
     rows = cfg.maybe("attention_chunk_size", high=TOKENS)
-    return (_plain(cfg, "chunked", retain={"chunk": rows}) if rows else _plain(cfg, "full"),)
+    return (_plain(cfg, "chunked", {"chunk": rows}) if rows else _plain(cfg, "full"),)
 
 
-def _plain(cfg: Fields, name: str, **more: Any) -> Part:
+def _plain(cfg: Fields, name: str, retain: dict[str, Figure] | None = None) -> Part:
     heads = q_heads(cfg)
-    return attention(name, heads, kv_heads(cfg, heads), head_dim(cfg, heads), **traits(cfg), **more)
+    return attention(name, heads, kv_heads(cfg, heads), head_dim(cfg, heads), retain=retain, has=traits(cfg))
 
 
 def _named(cfg: Fields, *names: str) -> str:
     return next((name for name in names if cfg.has(name)), "num_key_value_heads")
-
-

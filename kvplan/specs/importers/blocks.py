@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvplan.specs.importers.attention import attention, head_dim, q_heads
+from kvplan.specs.importers.attention import attention, head_dim, keep, q_heads
 from kvplan.specs.importers.family import LAYER_NAMES, NO_CACHE, Part, fitted, layer_count
 from kvplan.specs.importers.fields import Fields
 from kvplan.specs.importers.figure import HEADS, LAYERS, TOKENS, Figure, derived
@@ -38,8 +38,7 @@ def searched(cfg: Fields, layer: int) -> tuple[Part, ...]:
         own.refuse("n_heads_in_group", f"{int(group)} does not divide the {int(heads)} query heads")
     kv = derived(heads // group, heads, group, rule=f"{heads.source} / {group.source}")
     rows = own.maybe("window_length", high=TOKENS)
-    more = {"retain": {"window": rows}} if rows else {}
-    return (attention("sliding" if rows else "full", heads, kv, head_dim(cfg, heads), **more),)
+    return (attention("sliding" if rows else "full", heads, kv, head_dim(cfg, heads), retain=keep(rows)),)
 
 
 def counted(cfg: Fields, layer: int) -> tuple[Part, ...]:
@@ -66,5 +65,3 @@ def _entry(cfg: Fields, name: str, layers: int, layer: int) -> Figure:
 def transformer_count(cfg: Fields) -> Figure:
     """OpenELM's name for the number of layers."""
     return cfg.whole(*LAYER_NAMES, "num_transformer_layers", high=LAYERS, default=False)
-
-

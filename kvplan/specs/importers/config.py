@@ -80,7 +80,9 @@ def import_path(path: Path) -> Imported:
     """
     file = path / "config.json" if path.is_dir() else path
     if path.is_dir() and not file.exists():
-        raise InputError(f"{one_line(str(path))}: no config.json in this folder", f"give a model folder, or {YAML_HINT}")
+        raise InputError(
+            f"{one_line(str(path))}: no config.json in this folder", f"give a model folder, or {YAML_HINT}"
+        )
     return import_config(read_config(file), str(file))
 
 

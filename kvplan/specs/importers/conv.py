@@ -8,6 +8,7 @@ from kvplan.specs.importers.attention import (
     full,
     head_dim,
     hidden_size,
+    keep,
     kv_heads,
     q_heads,
     traits,
@@ -74,7 +75,7 @@ def dual_sliding(cfg: Fields, layer: int) -> tuple[Part, ...]:
     heads = q_heads(cfg, "num_swa_attention_heads")
     kv = kv_heads(cfg, heads, ("num_swa_key_value_heads",))
     rows = window(cfg)
-    part = attention("sliding", heads, kv, head_dim(cfg, heads), **_keep(rows))
+    part = attention("sliding", heads, kv, head_dim(cfg, heads), retain=keep(rows))
     return _with_kv_conv(cfg, part)
 
 
@@ -88,11 +89,7 @@ def inkling_sliding(cfg: Fields, layer: int) -> tuple[Part, ...]:
     heads = q_heads(cfg, "swa_num_attention_heads")
     kv = kv_heads(cfg, heads, ("swa_num_key_value_heads",))
     dim = head_dim(cfg, heads, ("swa_head_dim",))
-    return _with_streams(cfg, attention("sliding", heads, kv, dim, **_keep(window(cfg)), **traits(cfg)))
-
-
-def _keep(rows: Figure | None) -> dict[str, object]:
-    return {"retain": {"window": rows}} if rows else {}
+    return _with_streams(cfg, attention("sliding", heads, kv, dim, retain=keep(window(cfg)), has=traits(cfg)))
 
 
 def _with_kv_conv(cfg: Fields, part: Part) -> tuple[Part, ...]:

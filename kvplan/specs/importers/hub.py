@@ -13,9 +13,8 @@ from kvplan.errors import InputError
 from kvplan.specs.base import HF_PATTERN
 from kvplan.specs.importers.config import import_config
 from kvplan.specs.importers.jsonfile import read_config
-from kvplan.specs.importers.result import Imported, Origin
-from kvplan.specs.importers.safetensors_index import INDEX, index_bytes
-from kvplan.specs.model import Weights
+from kvplan.specs.importers.result import Imported
+from kvplan.specs.importers.safetensors_index import INDEX, index_bytes, with_weights
 from kvplan.specs.yamlfile import one_line
 
 TIMEOUT_SECONDS = 20.0
@@ -45,25 +44,8 @@ def import_hub(hf_id: str) -> Imported:
     return with_weights(imported, index_bytes(read_config(path), f"{hf_id}: {INDEX}"), f"{INDEX}: total_size")
 
 
-def with_weights(imported: Imported, nbytes: int, source: str) -> Imported:
-    """The same model with exact bytes of its published weights."""
-    dtype = _published_dtype(imported)
-    spec = imported.spec.model_copy(update={"weights": Weights(bytes=nbytes, dtype=dtype)})
-    origin = Origin("weights.bytes", str(nbytes), "read", source)
-    return Imported(spec, (*imported.origins, origin), imported.notes)
-
-
 class _MissingError(InputError):
     """The model has no such file (or, offline, the cache has not)."""
-
-
-def _published_dtype(imported: Imported) -> str:
-    """The quantisation that the importer found, else the native type."""
-    for note in imported.notes:
-        found = re.search(r"weights are quantised \(([^)]*)\)", note)
-        if found:
-            return re.sub(r"[^a-z0-9_]+", "_", found[1].lower()).strip("_")[:40] or imported.spec.native_dtype
-    return imported.spec.native_dtype
 
 
 def _client() -> ModuleType:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvplan.specs.importers.attention import full, hidden_size
+from kvplan.specs.importers.attention import attention, full, hidden_size, kv_heads, q_heads
 from kvplan.specs.importers.family import FULL, HYBRID, LINEAR, NONE, Part, Words, fitted
 from kvplan.specs.importers.fields import Fields
 from kvplan.specs.importers.figure import HEAD_DIM, HEADS, LAYERS, WIDTH, Figure, derived
@@ -35,8 +35,13 @@ def mamba2(cfg: Fields, layer: int) -> tuple[Part, ...]:
 
 
 def pure_mamba2(cfg: Fields, layer: int) -> tuple[Part, ...]:
-    """Mamba 2 without attention: its heads have plain names."""
-    return (_mamba2(cfg, cfg.whole("num_heads", high=HEADS), "head_dim"),)
+    """Mamba 2 without attention: its heads have plain names, and fill the inner width."""
+
+    def filled() -> Figure:
+        inner, dim = _expanded(cfg), cfg.whole("head_dim", high=HEAD_DIM)
+        return derived(inner // dim, inner, dim, rule=f"{inner.source} / {dim.source}")
+
+    return (_mamba2(cfg, cfg.whole("num_heads", high=HEADS, default=False, absent=filled), "head_dim"),)
 
 
 def attention_and_mamba2(cfg: Fields, layer: int) -> tuple[Part, ...]:
@@ -46,12 +51,24 @@ def attention_and_mamba2(cfg: Fields, layer: int) -> tuple[Part, ...]:
 
 def mamba2_and_attention(cfg: Fields, layer: int) -> tuple[Part, ...]:
     """Zamba 2: a Mamba layer that also calls a shared attention block, which keeps a cache per call."""
-    return (*mamba2(cfg, layer), *full(cfg, layer))
+    return (*mamba2(cfg, layer), *_doubled(cfg))
 
 
 def mamba1_and_attention(cfg: Fields, layer: int) -> tuple[Part, ...]:
     """Zamba: likewise, with the first version."""
-    return (*mamba1(cfg, layer), *full(cfg, layer))
+    return (*mamba1(cfg, layer), *_doubled(cfg))
+
+
+def _doubled(cfg: Fields) -> tuple[Part, ...]:
+    """The shared block sees the hidden state beside the embedding: its heads share out twice the hidden size."""
+    heads = q_heads(cfg)
+
+    def shared_out() -> Figure:
+        hidden = hidden_size(cfg)
+        return derived(2 * hidden // heads, hidden, heads, rule=f"2 x {hidden.source} / {heads.source}")
+
+    dim = cfg.whole("attention_head_dim", high=HEAD_DIM, null=shared_out, absent=shared_out)
+    return (attention("full", heads, kv_heads(cfg, heads), dim),)
 
 
 def pattern_length(cfg: Fields) -> Figure:
@@ -109,9 +126,7 @@ def shared_block_words(cfg: Fields, layers: int) -> Words:
 def _mamba2(cfg: Fields, heads: Figure, *dims: str) -> Part:
     shape = {"type": "mamba2", "heads": heads, "head_dim": _dim(cfg, heads, dims or DIM_NAMES)}
     groups = cfg.whole(*GROUP_NAMES, high=HEADS)
-    return state(
-        cfg, "mamba", {**shape, "d_state": _state_size(cfg), "n_groups": groups, "conv_kernel": _kernel(cfg)}
-    )
+    return state(cfg, "mamba", {**shape, "d_state": _state_size(cfg), "n_groups": groups, "conv_kernel": _kernel(cfg)})
 
 
 def _dim(cfg: Fields, heads: Figure, names: tuple[str, ...]) -> Figure:

@@ -13,8 +13,11 @@ SCHEDULES = ("indexer_types", "index_topk_pattern", "index_topk_freq")
 
 
 def latent(cfg: Fields, layer: int) -> tuple[Part, ...]:
-    """The latent and its rotary part; q_lora_rank and v_head_dim are never cached."""
-    return (latent_part(cfg, "latent"),)
+    """The latent and its rotary part; q_lora_rank and v_head_dim are never cached.
+
+    Small DeepSeek-V2 models inside vision models say `use_mla: false` and cache keys and values.
+    """
+    return (latent_part(cfg, "latent"),) if cfg.flag("use_mla", True) else full(cfg, layer)
 
 
 def latent_or_full(cfg: Fields, layer: int) -> tuple[Part, ...]:
@@ -34,7 +37,7 @@ def latent_part(cfg: Fields, name: str, first: str = "", **more: Any) -> Part:
     rank = cfg.whole(*_names(first, "kv_lora_rank"), high=HEAD_DIM, default=False)
     rope = cfg.whole(*_names(first, "qk_rope_head_dim"), low=0, high=HEAD_DIM, default=False)
     width: Any = {"nope": rank, "rope": rope} if rope else rank
-    heads = q_heads(cfg, *(f"{first}num_attention_heads" for _ in range(1) if first))
+    heads = q_heads(cfg, *([f"{first}num_attention_heads"] if first else []))
     return Part(name, {"kind": "latent", "q_heads": heads, "width": width, **more})
 
 
@@ -150,5 +153,3 @@ def indexed_if_given(cfg: Fields, layer: int) -> tuple[Part, ...]:
     if not cfg.has("indexer_n_heads", "indexer_head_dim"):
         return full(cfg, layer)
     return (*full(cfg, layer), *index_keys(cfg, layer))
-
-

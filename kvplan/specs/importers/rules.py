@@ -118,8 +118,8 @@ def flagged(*names: str, otherwise: Rule) -> Rule:
         for name in names:
             given = cfg.numbers(name, high=1)
             if given is not None:
-                given = fitted(cfg, name, given, layers)
-                return Words(_where(layers, lambda i: given[i] == 1), "read", cfg.prefix + name)
+                flags = fitted(cfg, name, given, layers)
+                return Words([SLIDING if flag else FULL for flag in flags], "read", cfg.prefix + name)
         return otherwise(cfg, layers)
 
     return rule
@@ -187,8 +187,8 @@ def local_pairs(cfg: Fields, layers: int) -> Words:
     for item in cfg.items("attention_types") or []:
         if not isinstance(item, list) or len(item) != 2 or not isinstance(item[0], list) or type(item[1]) is not int:
             cfg.refuse("attention_types", "expected pairs of a pattern and a count")
-        if not 0 < item[1] <= LAYERS:
-            cfg.refuse("attention_types", f"expected a count of repeats, got {item[1]}")
+        if not 0 < item[1] <= LAYERS or len(item[0]) * item[1] > LAYERS:
+            cfg.refuse("attention_types", f"expected a pattern of at most {LAYERS:,} layers in all")
         words += [str(word) for word in item[0]] * item[1]
     if not words:
         cfg.refuse("attention_types", "this field is missing: it says which layers are local")

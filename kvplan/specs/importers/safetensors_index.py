@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from pathlib import Path
 from typing import Any
 
 from kvplan.errors import InputError
 from kvplan.specs.importers.jsonfile import read_config
+from kvplan.specs.importers.result import Imported, Origin
+from kvplan.specs.model import Weights
 from kvplan.specs.yamlfile import one_line
 
 INDEX = "model.safetensors.index.json"
@@ -73,6 +76,14 @@ def file_bytes(path: Path) -> int:
     return total
 
 
+def with_weights(imported: Imported, nbytes: int, source: str) -> Imported:
+    """The same model with exact bytes of its published weights."""
+    dtype = _published_dtype(imported)
+    spec = imported.spec.model_copy(update={"weights": Weights(bytes=nbytes, dtype=dtype)})
+    origin = Origin("weights.bytes", str(nbytes), "read", source)
+    return Imported(spec, (*imported.origins, origin), imported.notes)
+
+
 def _tensor_bytes(name: str, info: Any, shown: str) -> int:
     offsets = info.get("data_offsets") if isinstance(info, dict) else None
     if not isinstance(offsets, list) or len(offsets) != 2 or any(type(x) is not int for x in offsets):
@@ -81,3 +92,12 @@ def _tensor_bytes(name: str, info: Any, shown: str) -> int:
     if not 0 <= begin <= end < 10**18:
         raise InputError(f"{shown}: tensor {one_line(name, 60)}: data_offsets {begin}, {end} are impossible", _HINT)
     return int(end - begin)
+
+
+def _published_dtype(imported: Imported) -> str:
+    """The quantisation that the importer found, else the native type."""
+    for note in imported.notes:
+        found = re.search(r"weights are quantised \(([^)]*)\)", note)
+        if found:
+            return re.sub(r"[^a-z0-9_]+", "_", found[1].lower()).strip("_")[:40] or imported.spec.native_dtype
+    return imported.spec.native_dtype

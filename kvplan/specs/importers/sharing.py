@@ -16,7 +16,7 @@ def last_layers(cfg: Fields, words: list[str]) -> dict[int, tuple[int, ...]]:
     if count is None:
         return {}
     first = len(words) - count
-    found = {}
+    found: dict[int, tuple[int, ...]] = {}
     for layer in range(max(first, 0), len(words)):
         owner = next((i for i in range(first - 1, -1, -1) if words[i] == words[layer]), None)
         if owner is None:

@@ -7,6 +7,7 @@ from kvplan.specs.importers.attention import (
     attention,
     full,
     head_dim,
+    keep,
     kv_heads,
     q_heads,
     sliding,
@@ -66,7 +67,7 @@ def one_kv_head_per_query_head(cfg: Fields, layer: int) -> tuple[Part, ...]:
     """GPT-2, OPT, BLOOM and their like: multi-head attention, no field for KV heads."""
     heads = q_heads(cfg)
     kv = Figure(heads, "defaulted", f"{cfg.model_type} is multi-head: one KV head for each query head")
-    return (attention("full", heads, kv, head_dim(cfg, heads), **traits(cfg)),)
+    return (attention("full", heads, kv, head_dim(cfg, heads), has=traits(cfg)),)
 
 
 def local_multi_head(cfg: Fields, layer: int) -> tuple[Part, ...]:
@@ -81,7 +82,7 @@ def k_and_v_full(cfg: Fields, layer: int) -> tuple[Part, ...]:
     dim = head_dim(cfg, heads)
     value = cfg.whole("v_head_dim", high=HEAD_DIM, null=lambda: dim, absent=lambda: dim)
     sinks = cfg.data.get("add_full_attention_sink_bias") is True
-    return (attention("full", heads, kv_heads(cfg, heads), dim, value, **{**traits(cfg), "sinks": sinks}),)
+    return (attention("full", heads, kv_heads(cfg, heads), dim, value, has={**traits(cfg), "sinks": sinks}),)
 
 
 def k_and_v_sliding(cfg: Fields, layer: int) -> tuple[Part, ...]:
@@ -92,8 +93,8 @@ def k_and_v_sliding(cfg: Fields, layer: int) -> tuple[Part, ...]:
     dim = head_dim(cfg, heads, ("swa_head_dim",))
     value = cfg.whole("swa_v_head_dim", "v_head_dim", high=HEAD_DIM, null=lambda: dim, absent=lambda: dim)
     sinks = cfg.data.get("add_swa_attention_sink_bias") is True
-    more = {**traits(cfg), "sinks": sinks, "retain": {"window": rows} if rows else None}
-    return (attention("sliding" if rows else "full", heads, kv, dim, value, **more),)
+    name = "sliding" if rows else "full"
+    return (attention(name, heads, kv, dim, value, retain=keep(rows), has={**traits(cfg), "sinks": sinks}),)
 
 
 def gemma4_full(cfg: Fields, layer: int) -> tuple[Part, ...]:
@@ -103,7 +104,7 @@ def gemma4_full(cfg: Fields, layer: int) -> tuple[Part, ...]:
     if separate and cfg.has("num_global_key_value_heads"):
         cfg.note("num_global_key_value_heads has no effect: attention_k_eq_v is false.")
     kv = kv_heads(cfg, heads, () if separate else ("num_global_key_value_heads",))
-    return (attention("full", heads, kv, head_dim(cfg, heads, ("global_head_dim",)), **traits(cfg)),)
+    return (attention("full", heads, kv, head_dim(cfg, heads, ("global_head_dim",)), has=traits(cfg)),)
 
 
 def step_sliding(cfg: Fields, layer: int) -> tuple[Part, ...]:
@@ -112,8 +113,8 @@ def step_sliding(cfg: Fields, layer: int) -> tuple[Part, ...]:
     own = Fields({**cfg.data, **(other.data if other else {})}, cfg.where, cfg.model_type, top=cfg.top, notes=cfg.notes)
     rows = window(cfg)
     heads = q_heads(own)
-    more = {"retain": {"window": rows}} if rows else {}
-    return (attention("sliding" if rows else "full", heads, kv_heads(own, heads), head_dim(own, heads), **more),)
+    name = "sliding" if rows else "full"
+    return (attention(name, heads, kv_heads(own, heads), head_dim(own, heads), retain=keep(rows)),)
 
 
 def step3(cfg: Fields, layer: int) -> tuple[Part, ...]:

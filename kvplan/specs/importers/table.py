@@ -219,17 +219,24 @@ _SINGLE: dict[str, Family] = {
 FAMILIES: dict[str, Family] = {name: family for family, names in _BY_NAMES for name in names.split()} | _SINGLE
 
 ALIASES: dict[str, str] = {
+    "aya_vision": "cohere2",
     "chatglm4": "chatglm",
-    "deepseek_v41": "deepseek_v41_text",
-    "ernie4_5_moe_vl": "ernie4_5_vl_moe_text",
+    "cohere2_vision": "cohere2",
+    "deepseek_vl_v2": "deepseek_v2",
     "hunyuan_moe": "hunyuan",
-    "kimi_k3": "kimi_linear",
     "inkling_mm_model": "inkling_text",
-    "qwen2_5_vl": "qwen2_5_vl_text",
+    "kimi_k25": "kimi_k2",
+    "kimi_k3": "kimi_linear",
+    "kimi_vl": "deepseek_v3",
+    "llava": "llama",
+    "mistral3": "mistral",
+    "mllama": "mllama_text_model",
+    "paligemma": "gemma",
+    "phi3_v": "phi3",
     "refinedweb": "falcon",
     "refinedwebmodel": "falcon",
     "step3": "step3_text",
-    "phi3_v": "phi3",
+    "step3_vl": "step3_text",
 }
 """Other names of a model type: of a model with a vision part, or of older files."""
 
