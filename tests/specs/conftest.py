@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,12 @@ def facts() -> dict[str, Any]:
         for alias in record["aliases"]:
             found.setdefault(alias, record)
     return found | {record["hf_id"]: record for record in records}
+
+
+@pytest.fixture(autouse=True)
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test asks the network: an installed hub client is not there, unless a test puts its own in place."""
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
 
 
 @pytest.fixture

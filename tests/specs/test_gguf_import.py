@@ -10,6 +10,7 @@ import gguf
 import numpy as np
 import pytest
 
+from kvplan.cli.main import main
 from kvplan.errors import InputError
 from kvplan.specs.groups import LayerGroup
 from kvplan.specs.importers.gguf import import_gguf
@@ -407,3 +408,13 @@ def test_phi3_slides_everywhere_if_the_window_is_below_the_context(window: int, 
     keys = {**LLAMA, "context_length": 4096, "attention.sliding_window": window}
     (group,) = import_gguf(write("phi3", keys)).spec.layer_groups
     assert group.kind == "attention" and group.retain.law == law
+
+
+def test_a_gguf_file_is_a_model_and_survives_as_yaml(write: Write, tmp_path: Path) -> None:
+    path = write(
+        "qwen3next", {"context_length": 4096, **MODELS["qwen3-next-80b-a3b"][1]}, {"a": np.ones(4, np.float32)}
+    )
+    spec = load_model(str(path))
+    assert ModelSpec.model_validate(spec.model_dump()) == spec
+    assert main(["specs", "import", str(path)]) == 0
+    assert main(["estimate", str(path), "--context", "4096", "--gpu", "h200", "--json"]) == 0

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from kvplan.errors import InputError
+from kvplan.specs.importers.result import Imported
 from kvplan.specs.importers.safetensors_index import INDEX, weight_bytes
+from kvplan.specs.load import import_model, load_model
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data" / "smollm2_kv_small.safetensors"
 
@@ -101,3 +103,22 @@ def test_a_real_file(tmp_path: Path) -> None:
     size = SHARED.stat().st_size
     found = weight_bytes(tmp_path)
     assert found is not None and 0 < size - found < 10**5
+
+
+def test_a_model_folder_is_planned_with_its_own_weights(tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama",
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "hidden_size": 256,
+        "max_position_embeddings": 4096,
+        "torch_dtype": "bfloat16",
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert load_model(str(tmp_path)).weights is None
+    _write(tmp_path / "model.safetensors", {"a": _tensor(0, 100)}, 100)
+    imported = import_model(str(tmp_path))
+    assert isinstance(imported, Imported) and imported.spec.weights is not None
+    assert (imported.spec.weights.bytes, imported.spec.weights.dtype) == (100, "bfloat16")
+    assert imported.origins[-1].field == "weights.bytes"

@@ -121,7 +121,7 @@ def _weights(header: GgufHeader, found: list[Origin]) -> dict[str, Any]:
         nbytes[tensor.dtype] += tensor.nbytes
     if not nbytes.total():
         return {}
-    source = f"{len(header.tensors)} tensor infos"
+    source = f"the sum over {len(header.tensors):,} tensors"
     found.append(Origin("weights.bytes", str(nbytes.total()), "read", source))
     elements = sum(tensor.elements for tensor in header.tensors)
     found.append(Origin("params.total", str(elements), "read", source))
