@@ -169,7 +169,7 @@ def test_an_index_record_of_132_bytes(facts: dict[str, Any]) -> None:
         if derived:
             assert sum(g.bytes_per_token.value for g in figures if g.role == "index") == derived
             seen += 1
-    assert seen >= 8
+    assert seen >= 7
 
 
 @pytest.mark.parametrize(
