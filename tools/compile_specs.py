@@ -1,4 +1,4 @@
-"""Write kvplan/_compiled_specs.json from model_specs/. Run it after every change of a spec; a test fails until then."""
+"""Write model_specs/compiled.json from the YAML files. Run it after every change of a spec; a test fails until then."""
 
 from __future__ import annotations
 
@@ -40,5 +40,6 @@ def _line(path: Path, kind: Any) -> str:
 
 
 if __name__ == "__main__":
-    COMPILED.write_text(compile_specs(REPO / "model_specs"), encoding="utf-8")
-    print(f"wrote {COMPILED.relative_to(REPO)}, {COMPILED.stat().st_size:,} bytes")
+    made = REPO / "model_specs" / COMPILED
+    made.write_text(compile_specs(made.parent), encoding="utf-8")
+    print(f"wrote {made.relative_to(REPO)}, {made.stat().st_size:,} bytes")

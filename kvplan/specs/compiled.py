@@ -16,8 +16,8 @@ from typing import Any
 
 from kvplan.specs.find import specs_root
 
-COMPILED = Path(__file__).resolve().parents[1] / "_compiled_specs.json"
-"""The file; beside the package's modules in a wheel, an sdist and a checkout alike."""
+COMPILED = "compiled.json"
+"""The file's name; it lies in the folder of the YAML files, in a wheel, an sdist and a checkout alike."""
 FOLDERS = ("models", "devices")
 _HF_ID = re.compile(r"[^/\s.][^/\s]*/[^/\s]+")
 
@@ -71,11 +71,15 @@ def by_hf_id(wanted: str) -> tuple[str, ...]:
     return tuple(stem for stem in changed if wanted in (root / f"{stem}.yaml").read_text(encoding="utf-8").lower())
 
 
-@cache
 def _tables() -> dict[str, Any]:
+    return _read(specs_root() / COMPILED)
+
+
+@cache
+def _read(path: Path) -> dict[str, Any]:
     """Folder to id to {checksum, data}; empty when the file is missing or unusable, since the YAML files are there."""
     try:
-        tables = json.loads(COMPILED.read_bytes())
+        tables = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
     return tables if isinstance(tables, dict) else {}

@@ -34,7 +34,7 @@ def _tool() -> ModuleType:
 def test_the_committed_file_is_current() -> None:
     """After a change of a spec: python tools/compile_specs.py."""
     expected: str = _tool().compile_specs(REPO / "model_specs")
-    assert compiled.COMPILED.read_text(encoding="utf-8") == expected
+    assert (REPO / "model_specs" / compiled.COMPILED).read_text(encoding="utf-8") == expected
 
 
 def test_every_spec_comes_from_it_and_equals_its_yaml() -> None:
@@ -50,7 +50,7 @@ def test_every_spec_comes_from_it_and_equals_its_yaml() -> None:
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy of the spec folder that a test may edit; the compiled file stays as it is."""
+    """A copy of the spec folder, compiled file included, that a test may edit."""
     shutil.copytree(REPO / "model_specs", tmp_path / "model_specs")
     (tmp_path / "pyproject.toml").touch()
     monkeypatch.setattr(find, "_PACKAGE", tmp_path / "kvplan")
@@ -90,19 +90,14 @@ def test_other_line_ends_are_no_edit(checkout: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"", b"[1]", b"{", b"\xff"])
-def test_an_unusable_compiled_file_is_replaced_by_the_yaml(
-    content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "compiled.json"
+def test_an_unusable_compiled_file_is_replaced_by_the_yaml(content: bytes | None, checkout: Path) -> None:
+    path = checkout.parent / compiled.COMPILED
+    path.unlink()
     if content is not None:
         path.write_bytes(content)
-    monkeypatch.setattr(compiled, "COMPILED", path)
-    compiled._tables.cache_clear()
-    try:
-        assert load_model("llama-3.1-8b").layers == 32
-        assert load_model("zai-org/glm-5.2").id == "glm-5.2"
-    finally:
-        compiled._tables.cache_clear()
+    assert compiled.compiled("models", "llama-3.1-8b") is None
+    assert load_model("llama-3.1-8b").layers == 32
+    assert load_model("zai-org/glm-5.2").id == "glm-5.2"
 
 
 @pytest.mark.parametrize("model", ["llama-3.1-8b", "zai-org/GLM-5.2", "DeepSeek-V4-Flash"])
