@@ -12,7 +12,7 @@ from kvplan.plan import PlanRequest, make_plan
 
 @click.command("estimate")
 @click.argument("model")
-@plan_options("context", "batch", "kv", "k", "v", "latent", "index", "page_size", "tp")
+@plan_options("context", "batch", "kv", "k", "v", "latent", "index", "state_dtype", "conv_dtype", "page_size", "tp")
 @plan_options("gpu", "gpu_memory", "bandwidth", "util", "weights_dtype", "beyond_max")
 @json_option
 def command(as_json: bool, **fields: Any) -> None:

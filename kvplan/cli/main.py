@@ -18,6 +18,7 @@ COMMANDS = {
         "Exact cache bytes of a model, with the formula of each, and what fits on a GPU.",
     ),
     "recommend": ("kvplan.cli.recommend", "Which cache format to use for a model on a GPU, and why."),
+    "specs": ("kvplan.cli.specs", "Models that kvplan knows, and specs from a config.json, GGUF file or hub id."),
     "validate": ("kvplan.cli.validate", "Run the kernels: bytes, errors and times of a format on this machine."),
 }
 """Command name to (module with the attribute `command`, one line of help). The only table of commands."""

@@ -25,6 +25,8 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "v": {"metavar": "F"},
     "latent": {"metavar": "F"},
     "index": {"metavar": "F"},
+    "state_dtype": {"metavar": "D"},
+    "conv_dtype": {"metavar": "D"},
     "page_size": {"metavar": "N", "callback": _read(parse_count, "page size")},
     "tp": {"metavar": "N", "callback": _read(parse_count, "tp"), "default": "1", "show_default": True},
     "gpu": {"metavar": "G"},

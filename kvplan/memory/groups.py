@@ -23,12 +23,14 @@ DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 @dataclass(frozen=True, slots=True)
 class CacheFormats:
-    """The cache configuration: one format per tensor role."""
+    """The cache configuration: one format per tensor role, and storages of states (None: the model's own)."""
 
     k: Format | Named
     v: Format | Named
     latent: Format | Named
     index: Format | Named
+    recurrent: str | None = None
+    conv: str | None = None
 
     @classmethod
     def native(cls, spec: ModelSpec) -> CacheFormats:
@@ -94,7 +96,7 @@ def _bound(spec: ModelSpec, group: LayerGroup, formats: CacheFormats, tp: int) -
     """One group with its layout. Latents are copied to every rank; KV heads are split, then copied."""
     native = DTYPES[spec.native_dtype]
     if group.kind == "state":
-        role, layout, law = "state", _state_layout(group, native, tp), RowLaw("ring", 1)
+        role, layout, law = "state", _state_layout(group, formats, native, tp), RowLaw("ring", 1)
     elif group.kind == "latent":
         role, layout, law = _latent(group, formats, native)
     else:
@@ -124,12 +126,12 @@ def _latent(group: LatentGroup, formats: CacheFormats, native: str) -> tuple[str
     return role, bind((tensor,), 1, native), law
 
 
-def _state_layout(group: StateGroup, native: str, tp: int) -> Layout:
+def _state_layout(group: StateGroup, formats: CacheFormats, native: str, tp: int) -> Layout:
     recurrent, conv = state_elements(group.state, tp)
     return bind_state(
         {
-            "recurrent": (recurrent, DTYPES.get(group.dtype.recurrent, native)),
-            "conv": (conv, DTYPES.get(group.dtype.conv, native)),
+            "recurrent": (recurrent, formats.recurrent or DTYPES.get(group.dtype.recurrent, native)),
+            "conv": (conv, formats.conv or DTYPES.get(group.dtype.conv, native)),
         }
     )
 

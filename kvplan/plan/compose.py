@@ -15,7 +15,7 @@ from kvplan.memory.figures import (
     logical_tree,
 )
 from kvplan.memory.groups import CacheFormats, cache_groups
-from kvplan.plan.capacity import capacity, fit_at, verdict, weights_term
+from kvplan.plan.capacity import capacity, check_weights_dtype, fit_at, verdict
 from kvplan.plan.resolve import Resolved, resolve
 from kvplan.plan.result import Plan
 from kvplan.plan.types import (
@@ -52,7 +52,7 @@ def compose(resolved: Resolved) -> Plan:
     lengths = (request.context,) if request.context else ladder_lengths(resolved.spec.max_context)
     figures = tuple(figures_at(resolved, n) for n in lengths)
     kv = figures[0] if request.context else None
-    weights_term(resolved)  # refuses an unknown number type also where no GPU asks for it
+    check_weights_dtype(resolved)  # also where no GPU asks for it
     room = capacity(resolved, lengths) if resolved.device else None
     return Plan.of(
         request=request,
@@ -64,7 +64,7 @@ def compose(resolved: Resolved) -> Plan:
         capacity=room,
         verdict=verdict(resolved, kv, room) if kv and room else None,
         gain=_gain(resolved, kv, room) if kv else None,
-        notes=(*resolved.notes, *_notes(resolved)),
+        notes=(*resolved.notes, *_notes(resolved), *resolved.spec.assumptions),
         versions={"kvplan": __version__},
     )
 
@@ -93,8 +93,8 @@ def model_summary(spec: ModelSpec) -> ModelSummary:
         layers=spec.layers,
         max_context=spec.max_context,
         native_dtype=spec.native_dtype,
-        params_total=spec.params.total,
-        params_active=spec.params.active,
+        params_total=spec.params.total if spec.params else None,
+        params_active=spec.params.active if spec.params else None,
         confidence=spec.provenance.confidence if spec.provenance else None,
     )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import gcd
 from typing import TYPE_CHECKING
 
-from kvplan.errors import UsageError
+from kvplan.errors import UsageError, did_you_mean
 from kvplan.formats.grammar import PLAIN, Format, Named, Pair, parse_any, parse_kv
 from kvplan.memory.figures import check_page_size, default_page_size
 from kvplan.memory.groups import DTYPES, CacheFormats, CacheGroup, cache_groups, roles, tp_obstacle
@@ -164,7 +164,17 @@ def _choose(request: PlanRequest, spec: ModelSpec) -> tuple[CacheFormats, tuple[
     notes = [_no_effect(role, spec) for role in _ROLES if getattr(request, role) and role not in present]
     if both is not None and not present & {"k", "v", "latent"}:
         notes.append(f"A KV format has no effect: {spec.id} keeps only states, one copy per sequence.")
-    return CacheFormats(**chosen), tuple(notes)
+    recurrent, conv = (_state_dtype(name, getattr(request, name)) for name in ("state_dtype", "conv_dtype"))
+    if (recurrent or conv) and not any(group.kind == "state" for group in spec.layer_groups):
+        notes.append(f"--state-dtype and --conv-dtype have no effect: {spec.id} has no states.")
+    return CacheFormats(**chosen, recurrent=recurrent, conv=conv), tuple(notes)
+
+
+def _state_dtype(name: str, given: str | None) -> str | None:
+    if given is not None and given not in PLAIN:
+        option = name.replace("_", "-")
+        raise UsageError(f"unknown {option} {given!r}", did_you_mean(given, PLAIN))
+    return given
 
 
 _KV_HINT = "give --kv for both, or --k and --v"

@@ -50,6 +50,10 @@ class PlanRequest(BaseModel):
     """Format of an MLA latent; 16-bit and fp8 formats of K and V carry over."""
     index: str | None = None
     """Format of the index keys of sparse attention."""
+    state_dtype: str | None = None
+    """Number type of recurrent states: fp32 bf16 fp16; default the model's own."""
+    conv_dtype: str | None = None
+    """Number type of convolution states: fp32 bf16 fp16; default the model's own."""
     page_size: int | None = None
     """Tokens per page; default the least multiple of 128 that the layouts allow."""
     tp: int = 1
@@ -77,7 +81,7 @@ class ModelSummary:
     layers: int
     max_context: int
     native_dtype: str
-    params_total: int
+    params_total: int | None
     params_active: int | None
     confidence: str | None
 

@@ -82,7 +82,7 @@ def test_the_top_level_keys() -> None:
 @pytest.mark.parametrize("model", list_models())
 @pytest.mark.parametrize("fmt", ["bf16", "int8", "int8:channel/32,asym", "fp8_e4m3:head"])
 def test_figures_and_trees_agree(model: str, fmt: str) -> None:
-    data = plan(model, context=3000, batch=2, k=fmt, v=fmt, latent=fmt, index=fmt).to_dict()
+    data = plan(model, context=3000, beyond_max=True, batch=2, k=fmt, v=fmt, latent=fmt, index=fmt).to_dict()
     kv, trees = data["kv"], data["breakdown"]
     assert from_dict(trees["logical"]).nbytes == kv["logical_bytes"]
     assert from_dict(trees["allocated"]).nbytes == kv["allocated_bytes"]
