@@ -25,6 +25,8 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "v": {"metavar": "F"},
     "latent": {"metavar": "F"},
     "index": {"metavar": "F"},
+    "state_dtype": {"metavar": "D"},
+    "conv_dtype": {"metavar": "D"},
     "page_size": {"metavar": "N", "callback": _read(parse_count, "page size")},
     "layers": {"metavar": "RULE", "multiple": True},
     "mtp": {"is_flag": True},
@@ -72,7 +74,20 @@ def plan_options(*fields: str) -> Callable[[F], F]:
     return decorate
 
 
-CACHE_OPTIONS = ("context", "batch", "kv", "k", "v", "latent", "index", "layers", "mtp", "page_size")
+CACHE_OPTIONS = (
+    "context",
+    "batch",
+    "kv",
+    "k",
+    "v",
+    "latent",
+    "index",
+    "state_dtype",
+    "conv_dtype",
+    "layers",
+    "mtp",
+    "page_size",
+)
 SHARDING_OPTIONS = ("tp", "pp", "dp", "dcp", "pcp", "dp_attention")
 GPU_OPTIONS = ("gpu", "gpu_memory", "bandwidth", "util", "weights_dtype", "beyond_max")
 

@@ -35,12 +35,15 @@ class LayerRule:
 
 @dataclass(frozen=True, slots=True)
 class CacheFormats:
-    """The cache configuration: one format per tensor role, and rules for single layers, of which the last wins."""
+    """The cache configuration: one format per tensor role, storages of states (None: the model's own), and rules for
+    single layers, of which the last wins."""
 
     k: Format | Named
     v: Format | Named
     latent: Format | Named
     index: Format | Named
+    recurrent: str | None = None
+    conv: str | None = None
     rules: tuple[LayerRule, ...] = ()
 
     @classmethod
@@ -188,7 +191,7 @@ def _bound(
     native, tp = DTYPES[spec.native_dtype], sharding.attention_tp
     heads = "not split over ranks"
     if group.kind == "state":
-        role, layout, law = "state", _state_layout(group, native, tp), RowLaw("ring", 1)
+        role, layout, law = "state", _state_layout(group, formats, native, tp), RowLaw("ring", 1)
         width = f"state {group.state.type}" + (f", split over tp {tp}" if tp > 1 else "")
     elif group.kind == "latent":
         role, layout, law = _latent(group, formats, native)
@@ -227,12 +230,12 @@ def _latent(group: LatentGroup, formats: CacheFormats, native: str) -> tuple[str
     return role, bind((tensor,), 1, native), law
 
 
-def _state_layout(group: StateGroup, native: str, tp: int) -> Layout:
+def _state_layout(group: StateGroup, formats: CacheFormats, native: str, tp: int) -> Layout:
     recurrent, conv = state_elements(group.state, tp)
     return bind_state(
         {
-            "recurrent": (recurrent, DTYPES.get(group.dtype.recurrent, native)),
-            "conv": (conv, DTYPES.get(group.dtype.conv, native)),
+            "recurrent": (recurrent, formats.recurrent or DTYPES.get(group.dtype.recurrent, native)),
+            "conv": (conv, formats.conv or DTYPES.get(group.dtype.conv, native)),
         }
     )
 

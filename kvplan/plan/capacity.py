@@ -52,21 +52,36 @@ def held_most(ranks: Ranks, context: int, sequences: int) -> int:
     return max(rank.held(context, sequences) for rank in ranks)
 
 
+def check_weights_dtype(resolved: Resolved) -> str:
+    """The number type of the weights.
+
+    Raises:
+        UsageError: kvplan does not know it.
+    """
+    dtype = resolved.request.weights_dtype or PUBLISHED
+    if dtype not in (*WEIGHT_BITS, PUBLISHED):
+        raise UsageError(f"unknown weights dtype {dtype!r}", did_you_mean(dtype, (*WEIGHT_BITS, PUBLISHED)))
+    return dtype
+
+
 def weights_term(resolved: Resolved, tp: int | None = None) -> Product:
     """Bytes of the weights on one rank, an estimate: the spec's byte count or parameters x width, shared evenly.
 
     Raises:
-        UsageError: an unknown number type.
+        UsageError: an unknown number type, or a spec that states neither bytes nor parameters.
     """
-    spec, dtype = resolved.spec, resolved.request.weights_dtype or PUBLISHED
+    spec, dtype = resolved.spec, check_weights_dtype(resolved)
     tp, pp = tp or resolved.sharding.tp, resolved.sharding.pp
     ranks = f"/ tp {tp}" + (f" / pp {pp}" if pp > 1 else "")
     if dtype == PUBLISHED and spec.weights:
         each = cdiv(spec.weights.bytes, tp * pp)
         source = f"weights.bytes {spec.weights.bytes:,} ({spec.weights.dtype}) of spec {spec.id} {ranks}"
         return Product("weights", (Factor("bytes per rank", each),), "estimate", source)
-    if dtype not in WEIGHT_BITS:
-        raise UsageError(f"unknown weights dtype {dtype!r}", did_you_mean(dtype, (*WEIGHT_BITS, PUBLISHED)))
+    if spec.params is None:
+        raise UsageError(
+            f"{spec.id} states no parameter count, so its weights and what fits beside them cannot be sized",
+            "plan without a GPU; or: kvplan specs import CONFIG > spec.yaml, and add params: {total: N} to it",
+        )
     bits, total = WEIGHT_BITS[dtype], spec.params.total
     source = f"params.total {total:,} of spec {spec.id}, all in {dtype}, {ranks}"
     if bits % 8:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvplan.errors import UsageError
+from kvplan.errors import UsageError, did_you_mean
 from kvplan.formats.grammar import PLAIN, Format, Named, Pair, parse_any, parse_kv
 from kvplan.memory.groups import DTYPES, CacheFormats, roles
 from kvplan.plan.types import PlanRequest
@@ -36,8 +36,18 @@ def choose(request: PlanRequest, spec: ModelSpec) -> tuple[CacheFormats, tuple[s
     notes = [_no_effect(role, spec) for role in ROLES if getattr(request, role) and role not in present]
     if both is not None and not present & {"k", "v", "latent"}:
         notes.append(f"A KV format has no effect: {spec.id} keeps only states, one copy per sequence.")
+    recurrent, conv = (_state_dtype(name, getattr(request, name)) for name in ("state_dtype", "conv_dtype"))
+    if (recurrent or conv) and not any(group.kind == "state" for group in spec.layer_groups):
+        notes.append(f"--state-dtype and --conv-dtype have no effect: {spec.id} has no states.")
     k, v, latent, index = (chosen[role] for role in ROLES)
-    return CacheFormats(k, v, latent, index), tuple(notes)
+    return CacheFormats(k, v, latent, index, recurrent, conv), tuple(notes)
+
+
+def _state_dtype(name: str, given: str | None) -> str | None:
+    if given is not None and given not in PLAIN:
+        option = name.replace("_", "-")
+        raise UsageError(f"unknown {option} {given!r}", did_you_mean(given, PLAIN))
+    return given
 
 
 def side(both: Format | Named | Pair, role: str) -> Format | Named:

@@ -17,7 +17,7 @@ from kvplan.memory.figures import (
 )
 from kvplan.memory.groups import CacheFormats
 from kvplan.plan.answers import Capacity, FixedRequests, Gain, GainRatio, PreallocatedPool
-from kvplan.plan.capacity import capacity, fit_at, verdict, weights_term
+from kvplan.plan.capacity import capacity, check_weights_dtype, fit_at, verdict
 from kvplan.plan.notes import plan_notes
 from kvplan.plan.resolve import Resolved, resolve, sharded_groups, stage_curves
 from kvplan.plan.result import Plan
@@ -45,7 +45,7 @@ def compose(resolved: Resolved) -> Plan:
     lengths = (request.context,) if request.context else ladder_lengths(resolved.spec.max_context)
     figures = tuple(figures_at(resolved, n) for n in lengths)
     kv = figures[0] if request.context else None
-    weights_term(resolved)  # refuses an unknown number type also where no GPU asks for it
+    check_weights_dtype(resolved)  # also where no GPU asks for it
     room = capacity(resolved, lengths) if resolved.device else None
     return Plan.of(
         request=request,
@@ -57,7 +57,7 @@ def compose(resolved: Resolved) -> Plan:
         capacity=room,
         verdict=verdict(resolved, kv, room) if kv and room else None,
         gain=_gain(resolved, kv, room) if kv else None,
-        notes=(*resolved.notes, *plan_notes(resolved)),
+        notes=(*resolved.notes, *plan_notes(resolved), *resolved.spec.assumptions),
         versions={"kvplan": __version__},
         sharding=sharding_summary(resolved),
     )
@@ -87,8 +87,8 @@ def model_summary(spec: ModelSpec) -> ModelSummary:
         layers=spec.layers,
         max_context=spec.max_context,
         native_dtype=spec.native_dtype,
-        params_total=spec.params.total,
-        params_active=spec.params.active,
+        params_total=spec.params.total if spec.params else None,
+        params_active=spec.params.active if spec.params else None,
         confidence=spec.provenance.confidence if spec.provenance else None,
     )
 

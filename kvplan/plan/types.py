@@ -41,6 +41,10 @@ class PlanRequest(BaseModel):
     """Format of an MLA latent; 16-bit and fp8 formats of K and V carry over."""
     index: str | None = None
     """Format of the index keys of sparse attention."""
+    state_dtype: str | None = None
+    """Number type of recurrent states: fp32 bf16 fp16; default the model's own."""
+    conv_dtype: str | None = None
+    """Number type of convolution states: fp32 bf16 fp16; default the model's own."""
     layers: tuple[str, ...] = ()
     """Formats of single layers, such as first=2:bf16, last=2:bf16, 0-1,30-31:bf16 or k@5:bf16; of several that name a
     layer the last wins."""
@@ -83,7 +87,7 @@ class ModelSummary:
     layers: int
     max_context: int
     native_dtype: str
-    params_total: int
+    params_total: int | None
     params_active: int | None
     confidence: str | None
 

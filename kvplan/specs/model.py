@@ -70,8 +70,8 @@ class ModelSpec(Spec):
     """Name on the command line; a shipped file has it as its stem."""
     hf_ids: Annotated[tuple[Annotated[str, Field(pattern=HF_PATTERN, max_length=200)], ...], LENIENT] = ()
     """Hugging Face ids that share this spec."""
-    params: Params
-    """Parameter counts."""
+    params: Params | None = None
+    """Parameter counts; None: not known (a config.json does not say), then `weights` or a GPU-less plan is needed."""
     max_context: Tokens
     """Longest context that the config allows, in tokens."""
     layers: Layers
@@ -92,6 +92,8 @@ class ModelSpec(Spec):
     """Where the figures come from; every shipped spec has it."""
     notes: Texts = ()
     """Remarks for the reader."""
+    assumptions: Texts = ()
+    """What an importer filled in or assumed; every plan of this spec repeats it."""
 
     def group(self, name: str) -> LayerGroup:
         """The layer group called `name`; KeyError if there is none."""

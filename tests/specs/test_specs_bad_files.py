@@ -246,7 +246,7 @@ def test_byte_order_mark_and_line_ends_are_fine(spec_file: Write) -> None:
 
 
 def test_paths_that_are_no_file(tmp_path: Path) -> None:
-    assert "is a folder" in refused(str(tmp_path)).message
+    assert "no config.json in this folder" in refused(str(tmp_path)).message
     assert "no such file" in refused(str(tmp_path / "missing.yaml")).message
     assert "not a regular file" in refused(os.devnull).message
     assert refused("a\0b.yaml").message

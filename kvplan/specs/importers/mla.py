@@ -1,0 +1,155 @@
+"""Multi-head latent attention: one vector per token, with or without the keys of a sparse-attention indexer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvplan.specs.importers.attention import full, q_heads, window
+from kvplan.specs.importers.family import FULL, INDEXED, Part, Words, fitted
+from kvplan.specs.importers.fields import Fields
+from kvplan.specs.importers.figure import HEAD_DIM, HEADS, LAYERS, TOKENS, Figure
+
+SCHEDULES = ("indexer_types", "index_topk_pattern", "index_topk_freq")
+
+
+def latent(cfg: Fields, layer: int) -> tuple[Part, ...]:
+    """The latent and its rotary part; q_lora_rank and v_head_dim are never cached.
+
+    Small DeepSeek-V2 models inside vision models say `use_mla: false` and cache keys and values.
+    """
+    return (latent_part(cfg, "latent"),) if cfg.flag("use_mla", True) else full(cfg, layer)
+
+
+def latent_or_full(cfg: Fields, layer: int) -> tuple[Part, ...]:
+    """Families that ship both: latent where the config has a rank."""
+    return latent(cfg, layer) if cfg.has("kv_lora_rank") else full(cfg, layer)
+
+
+def sliding_latent(cfg: Fields, layer: int) -> tuple[Part, ...]:
+    """A latent that keeps a window, with the geometry of sliding layers where the config gives one."""
+    rows = window(cfg)
+    more = {"retain": {"window": rows}} if rows else {}
+    return (latent_part(cfg, "sliding" if rows else "latent", first="swa_", **more),)
+
+
+def latent_part(cfg: Fields, name: str, first: str = "", **more: Any) -> Part:
+    """The latent of one layer."""
+    rank = cfg.whole(*_names(first, "kv_lora_rank"), high=HEAD_DIM, default=False)
+    rope = cfg.whole(*_names(first, "qk_rope_head_dim"), low=0, high=HEAD_DIM, default=False)
+    width: Any = {"nope": rank, "rope": rope} if rope else rank
+    heads = q_heads(cfg, *([f"{first}num_attention_heads"] if first else []))
+    return Part(name, {"kind": "latent", "q_heads": heads, "width": width, **more})
+
+
+def indexed_latent(cfg: Fields, layer: int) -> tuple[Part, ...]:
+    """A latent, and the layer's own index keys unless it shares an earlier layer's."""
+    return (latent_part(cfg, "latent"), *index_keys(cfg, layer))
+
+
+def index_keys(cfg: Fields, layer: int) -> tuple[Part, ...]:
+    """One key per token (or per pooled group of tokens) for all index heads; the top-k shrinks nothing."""
+    if not runs_indexer(cfg, layer):
+        return ()
+    width = cfg.whole("index_head_dim", "indexer_head_dim", high=HEAD_DIM, default=False)
+    pool = cfg.maybe("index_kpool", "indexer_compress_ratio", high=TOKENS)
+    keys = index_part(width, pool, _index_heads(cfg))
+    if pool is None or pool == 1 or not cfg.has("index_kpool"):
+        return (keys,)
+    tail = {"kind": "latent", "role": "index", "width": width, "retain": {"ring": pool}}
+    return keys, Part("index-tail", tail)
+
+
+def index_part(width: Figure, stride: Figure | None = None, heads: Figure | None = None, name: str = "indexer") -> Part:
+    """Index keys of `width` elements, one for every `stride` tokens."""
+    body: dict[str, Any] = {"kind": "latent", "role": "index"}
+    if heads:
+        body["q_heads"] = heads
+    body["width"] = width
+    if stride and stride > 1:
+        body["stride"] = stride
+    return Part(name, body)
+
+
+def runs_indexer(cfg: Fields, layer: int) -> bool:
+    """Whether a layer has index keys of its own; `shared` layers reuse the last full one's choice."""
+    layers = cfg.whole("num_hidden_layers", "num_layers", high=LAYERS, default=False)
+    types = cfg.words("indexer_types")
+    if types is not None:
+        return _one_of(cfg, "indexer_types", fitted(cfg, "indexer_types", types, layers), layer, "full", "shared")
+    pattern = cfg.data.get("index_topk_pattern")
+    if pattern is not None:
+        letters = list(pattern) if isinstance(pattern, str) else cfg.words("index_topk_pattern") or []
+        letters = fitted(cfg, "index_topk_pattern", letters, layers)
+        named = [{"F": "full", "S": "shared"}.get(letter, letter) for letter in letters]
+        return _one_of(cfg, "index_topk_pattern", named, layer, "full", "shared")
+    if cfg.has("index_topk_freq"):
+        period = max(1, cfg.whole("index_topk_freq", low=0, high=LAYERS))
+        offset = cfg.whole("index_skip_topk_offset", low=0, high=LAYERS, absent=lambda: _OFFSET)
+        return max(layer - offset + 1, 0) % period == 0
+    if cfg.model_type in FOUR_LAYER_SCHEDULE:
+        return layer == 0 or (layer - 1) % 4 == 0
+    return True
+
+
+_OFFSET = Figure(2, "defaulted", "index_skip_topk_offset of the config class")
+FOUR_LAYER_SCHEDULE = frozenset(["hy_v4", "hy_v4_vl_text"])
+"""Model types whose class runs the indexer in layers 0, 1, 5, 9 and so on."""
+
+
+def _one_of(cfg: Fields, name: str, words: list[str], layer: int, yes: str, no: str) -> bool:
+    if words[layer] not in (yes, no):
+        cfg.refuse(f"{name}[{layer}]", f"expected {yes} or {no}, got {words[layer][:40]!r}")
+    return words[layer] == yes
+
+
+def _index_heads(cfg: Fields) -> Figure | None:
+    return cfg.maybe("index_n_heads", "indexer_n_heads", high=HEADS)
+
+
+def _names(first: str, name: str) -> tuple[str, ...]:
+    return (first + name, name) if first else (name,)
+
+
+def twice_per_layer(cfg: Fields) -> Figure:
+    """LongCat: every block has two attention layers, each with its own cache."""
+    blocks = cfg.whole("num_layers", "num_hidden_layers", high=LAYERS // 2, default=False)
+    return Figure(2 * blocks, blocks.how, f"2 caches in each of {blocks.source} = {int(blocks)} blocks")
+
+
+def reused_latents(cfg: Fields, words: list[str]) -> dict[int, tuple[int, ...]]:
+    """Mistral Large 4: `kv_source_layers` gives for each layer the layer whose latent it reads."""
+    given = cfg.numbers("kv_source_layers", high=LAYERS)
+    if given is None:
+        return {}
+    given = fitted(cfg, "kv_source_layers", given, len(words))
+    for layer, source in enumerate(given):
+        if source > layer or given[source] != source:
+            cfg.refuse(f"kv_source_layers[{layer}]", f"layer {source} is no earlier layer with a cache of its own")
+    return {layer: (source,) for layer, source in enumerate(given) if source != layer}
+
+
+def sparse_attention(cfg: Fields, layer: int) -> tuple[Part, ...]:
+    """MiniMax-M3: grouped-query attention in full, and one index key per token."""
+    given = cfg.child("sparse_attention_config")
+    if given and given.has("sparse_index_dim"):
+        width = given.whole("sparse_index_dim", high=HEAD_DIM)
+    else:
+        width = cfg.whole("index_head_dim", high=HEAD_DIM, default=False)
+    return (*full(cfg, layer), index_part(width))
+
+
+def sparse_words(cfg: Fields, layers: int) -> Words:
+    """MiniMax-M3: `sparse_attention_freq` has 1 for layers with an indexer."""
+    given = cfg.child("sparse_attention_config")
+    flags = given.numbers("sparse_attention_freq", high=1) if given else None
+    if given is None or flags is None:
+        return cfg.refuse("layer_types", "this field is missing (or sparse_attention_config.sparse_attention_freq)")
+    flags = fitted(given, "sparse_attention_freq", flags, layers)
+    return Words([INDEXED if flag else FULL for flag in flags], "read", given.prefix + "sparse_attention_freq")
+
+
+def indexed_if_given(cfg: Fields, layer: int) -> tuple[Part, ...]:
+    """Qwen 4: full attention, with index keys where the config has an indexer."""
+    if not cfg.has("indexer_n_heads", "indexer_head_dim"):
+        return full(cfg, layer)
+    return (*full(cfg, layer), *index_keys(cfg, layer))
