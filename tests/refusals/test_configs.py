@@ -204,5 +204,5 @@ def test_files(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_folder_without_a_config(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no config.json in this folder"):
+    with pytest.raises(InputError, match=r"no config\.json in this folder"):
         load_model(str(tmp_path))
