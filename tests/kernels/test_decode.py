@@ -97,7 +97,8 @@ def test_result_does_not_depend_on_the_number_of_programs_or_the_tile() -> None:
     cache = filled("int8", lengths=[243, 0, 17, 130])
     q = query(cache, 4)
     outs = [
-        assert_right(q, cache, DecodeConfig(tokens, 1, 3, ctas)) for tokens, ctas in ((32, 1), (32, 2), (64, 1), (16, 16))
+        assert_right(q, cache, DecodeConfig(tokens, 1, 3, ctas))
+        for tokens, ctas in ((32, 1), (32, 2), (64, 1), (16, 16))
     ]
     for out in outs[1:]:
         assert relative_error(out, outs[0]).relative < 1e-3

@@ -16,7 +16,7 @@ from kvplan.specs.importers.context import max_context, native_dtype
 from kvplan.specs.importers.family import mtp_layers
 from kvplan.specs.importers.fields import YAML_HINT, Fields
 from kvplan.specs.importers.figure import WIDTH, plain
-from kvplan.specs.importers.hints import quantization_notes
+from kvplan.specs.importers.hints import quantization_notes, unused_notes
 from kvplan.specs.importers.jsonfile import read_config
 from kvplan.specs.importers.result import Imported, Origin
 from kvplan.specs.importers.table import FAMILIES, canonical
@@ -67,7 +67,7 @@ def import_config(data: dict[str, Any], where: str) -> Imported:
     if extra:
         body["mtp"] = {"layers": extra, "cache_like": prediction_groups(groups, layers)}
         found.append(Origin("mtp.layers", str(int(extra)), extra.how, extra.source))
-    notes = (*cfg.notes, *quantization_notes(cfg))
+    notes = (*cfg.notes, *unused_notes(cfg), *quantization_notes(cfg))
     body |= _about(where, found, notes)
     return Imported(_validated(plain(body), where), tuple(found), notes)
 
@@ -105,7 +105,7 @@ def text_model(data: dict[str, Any], where: str) -> Fields:
         near = did_you_mean(given, sorted(FAMILIES)).split("; known:")[0].split("? known:")[0]
         hint = f"did you mean {near.removeprefix('did you mean ')}? " if near.startswith("did you mean") else ""
         cfg.refuse("model_type", f"unknown architecture {given[:60]!r}", f"{hint}{YAML_HINT}")
-    return Fields(cfg.data, where, known, prefix=cfg.prefix, top=data, notes=cfg.notes)
+    return Fields(cfg.data, where, known, prefix=cfg.prefix, top=data)
 
 
 def spec_id(where: str, model_type: str) -> str:

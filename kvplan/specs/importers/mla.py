@@ -9,7 +9,8 @@ from kvplan.specs.importers.family import FULL, INDEXED, Part, Words, fitted
 from kvplan.specs.importers.fields import Fields
 from kvplan.specs.importers.figure import HEAD_DIM, HEADS, LAYERS, TOKENS, Figure
 
-SCHEDULES = ("indexer_types", "index_topk_pattern", "index_topk_freq")
+WITHOUT_ROPE = frozenset(["glm5_next_text"])
+"""Model types whose latents may have no rotary part; elsewhere a 0 is a mistake."""
 
 
 def latent(cfg: Fields, layer: int) -> tuple[Part, ...]:
@@ -35,7 +36,8 @@ def sliding_latent(cfg: Fields, layer: int) -> tuple[Part, ...]:
 def latent_part(cfg: Fields, name: str, first: str = "", **more: Any) -> Part:
     """The latent of one layer."""
     rank = cfg.whole(*_names(first, "kv_lora_rank"), high=HEAD_DIM, default=False)
-    rope = cfg.whole(*_names(first, "qk_rope_head_dim"), low=0, high=HEAD_DIM, default=False)
+    low = 0 if cfg.model_type in WITHOUT_ROPE else 1
+    rope = cfg.whole(*_names(first, "qk_rope_head_dim"), low=low, high=HEAD_DIM, default=False)
     width: Any = {"nope": rank, "rope": rope} if rope else rank
     heads = q_heads(cfg, *([f"{first}num_attention_heads"] if first else []))
     return Part(name, {"kind": "latent", "q_heads": heads, "width": width, **more})
@@ -50,10 +52,12 @@ def index_keys(cfg: Fields, layer: int) -> tuple[Part, ...]:
     """One key per token (or per pooled group of tokens) for all index heads; the top-k shrinks nothing."""
     if not runs_indexer(cfg, layer):
         return ()
-    width = cfg.whole("index_head_dim", "indexer_head_dim", high=HEAD_DIM, default=False)
-    pool = cfg.maybe("index_kpool", "indexer_compress_ratio", high=TOKENS)
-    keys = index_part(width, pool, _index_heads(cfg))
-    if pool is None or pool == 1 or not cfg.has("index_kpool"):
+    width = cfg.whole("index_head_dim", high=HEAD_DIM, default=False)
+    pool = cfg.maybe("index_kpool", high=TOKENS)
+    keys = index_part(width, pool, cfg.maybe("index_n_heads", high=HEADS))
+    if pool is None or pool == 1:
+        if "index_kpool" in cfg.data:
+            cfg.note("index_kpool is off: one index key for every token.")
         return (keys,)
     tail = {"kind": "latent", "role": "index", "width": width, "retain": {"ring": pool}}
     return keys, Part("index-tail", tail)
@@ -85,9 +89,13 @@ def runs_indexer(cfg: Fields, layer: int) -> bool:
     if cfg.has("index_topk_freq"):
         period = max(1, cfg.whole("index_topk_freq", low=0, high=LAYERS))
         offset = cfg.whole("index_skip_topk_offset", low=0, high=LAYERS, absent=lambda: _OFFSET)
+        if offset is _OFFSET:
+            cfg.note("index_skip_topk_offset is not given: 2, as the config class has it.")
         return max(layer - offset + 1, 0) % period == 0
     if cfg.model_type in FOUR_LAYER_SCHEDULE:
+        cfg.note("No schedule of indexers is given: layers 0, 1, 5, 9 and so on, as the config class has it.")
         return layer == 0 or (layer - 1) % 4 == 0
+    cfg.note("No schedule of indexers is given: every layer keeps index keys.")
     return True
 
 
@@ -100,10 +108,6 @@ def _one_of(cfg: Fields, name: str, words: list[str], layer: int, yes: str, no: 
     if words[layer] not in (yes, no):
         cfg.refuse(f"{name}[{layer}]", f"expected {yes} or {no}, got {words[layer][:40]!r}")
     return words[layer] == yes
-
-
-def _index_heads(cfg: Fields) -> Figure | None:
-    return cfg.maybe("index_n_heads", "indexer_n_heads", high=HEADS)
 
 
 def _names(first: str, name: str) -> tuple[str, ...]:
@@ -120,6 +124,8 @@ def reused_latents(cfg: Fields, words: list[str]) -> dict[int, tuple[int, ...]]:
     """Mistral Large 4: `kv_source_layers` gives for each layer the layer whose latent it reads."""
     given = cfg.numbers("kv_source_layers", high=LAYERS)
     if given is None:
+        if cfg.model_type == "mistral_large4_text":
+            cfg.note("kv_source_layers is not given: every layer keeps a latent of its own.")
         return {}
     given = fitted(cfg, "kv_source_layers", given, len(words))
     for layer, source in enumerate(given):
@@ -151,5 +157,10 @@ def sparse_words(cfg: Fields, layers: int) -> Words:
 def indexed_if_given(cfg: Fields, layer: int) -> tuple[Part, ...]:
     """Qwen 4: full attention, with index keys where the config has an indexer."""
     if not cfg.has("indexer_n_heads", "indexer_head_dim"):
+        cfg.note("No indexer is given (indexer_n_heads, indexer_head_dim): no index keys are counted.")
         return full(cfg, layer)
-    return (*full(cfg, layer), *index_keys(cfg, layer))
+    if cfg.has("ple_layer_ids"):
+        cfg.note("The convolution rows of per-layer embeddings (ple_layer_ids) are not counted.")
+    width = cfg.whole("indexer_head_dim", high=HEAD_DIM)
+    pool = cfg.whole("indexer_compress_ratio", high=TOKENS)
+    return (*full(cfg, layer), index_part(width, pool, cfg.maybe("indexer_n_heads", high=HEADS)))

@@ -72,7 +72,7 @@ INDEXED_LATENT = Family(
     rules.constant(INDEXED), _INDEXED, sharing=mla.reused_latents, renames={"full_attention": INDEXED}
 )
 DELTA_HYBRID = Family(rules.every(4, "full_attention_interval", other=LINEAR), _LINEAR_HYBRID)
-BAILING = Family(linear.grouped_words, {FULL: mla.latent_or_full, LINEAR: linear.bailing})
+BAILING = Family(linear.grouped_words, {FULL: mla.latent, LINEAR: linear.bailing})
 MINIMAX = Family(linear.typed_words, {FULL: attention.full, LINEAR: linear.lightning})
 GEMMA4 = Family(rules.every(6), _GEMMA4, sharing=sharing.last_layers, ends_full=True)
 PATTERN_OF_2 = Family(rules.every(2, "sliding_window_pattern"), _WINDOWED)
@@ -116,7 +116,7 @@ _BY_NAMES: tuple[tuple[Family, str], ...] = (
     (LATENT, "axk1 deepseek_v2 deepseek_v3 glm4_moe_lite kimi_k2 minicpm3 mistral4 sarvam_mla youtu"),
     (INDEXED_LATENT, "axk2 deepseek_v32 glm_moe_dsa hy_v4 hy_v4_vl_text mistral_large4_text"),
     (DELTA_HYBRID, "olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next"),
-    (BAILING, "bailing_hybrid bailing_moe_linear bailing_moe_v2_5"),
+    (BAILING, "bailing_hybrid bailing_moe_v2_5"),
     (MINIMAX, "minimax minimax_m1 minimax_text_01"),
     (GEMMA4, "gemma4_text gemma4_unified_text"),
     (PATTERN_OF_2, "gemma2 gpt_oss vaultgemma"),
@@ -142,6 +142,7 @@ _SINGLE: dict[str, Family] = {
     "baichuan_m1": Family(
         rules.listed("sliding_window_layers", SLIDING, FULL), {FULL: conv.dual_full, SLIDING: conv.dual_sliding}
     ),
+    "bailing_moe_linear": Family(linear.grouped_words, {FULL: mla.latent_or_full, LINEAR: linear.bailing}),
     "bamba": Family(mamba.indexed_words, _MAMBA2),
     "chatglm": _all(special.chatglm),
     "cohere2_moe": Family(rules.dense_prefix, _WINDOWED),
