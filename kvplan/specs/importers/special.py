@@ -153,11 +153,6 @@ def jetmoe(cfg: Fields, layer: int) -> tuple[Part, ...]:
     return (attention("full", heads, kv, head_dim(cfg, heads)),)
 
 
-def laguna_sliding(cfg: Fields, layer: int) -> tuple[Part, ...]:
-    """Laguna: likewise, with a window."""
-    return sliding(listed_query_heads(cfg, layer, "num_attention_heads_per_layer"), layer)
-
-
 def _one_or_all(cfg: Fields, heads: Figure, name: str, default: bool) -> Figure:
     how: How = "read" if cfg.has(name) else "defaulted"
     if cfg.flag(name, default):
