@@ -149,6 +149,7 @@ def _print(rows: list[Row], names: dict[str, list[str]], summary: dict[str, int]
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run a command line; the exit code."""
     parser = argparse.ArgumentParser(prog="accuracy.py", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("configs", help="import every config of a folder and compare its expected totals")

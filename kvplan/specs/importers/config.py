@@ -15,7 +15,7 @@ from kvplan.specs.importers.attention import HIDDEN_NAMES
 from kvplan.specs.importers.context import max_context, native_dtype
 from kvplan.specs.importers.family import mtp_layers
 from kvplan.specs.importers.fields import YAML_HINT, Fields
-from kvplan.specs.importers.figure import WIDTH, plain
+from kvplan.specs.importers.figure import WIDTH, Figure, plain
 from kvplan.specs.importers.hints import quantization_notes, unused_notes
 from kvplan.specs.importers.jsonfile import read_config
 from kvplan.specs.importers.result import Imported, Origin
@@ -58,11 +58,9 @@ def import_config(data: dict[str, Any], where: str) -> Imported:
         "native_dtype": dtype,
         "layer_groups": written(groups, layers),
     }
-    for name, names in (("hidden_size", HIDDEN_NAMES), ("vocab_size", ("vocab_size", "padded_vocab_size"))):
-        number = cfg.maybe(*names, high=WIDTH if name == "hidden_size" else 2**30, default=False)
-        if number:
-            body[name] = number
-            found.append(Origin(name, str(int(number)), number.how, number.source))
+    for name, number in _sizes(cfg).items():
+        body[name] = number
+        found.append(Origin(name, str(int(number)), number.how, number.source))
     extra = mtp_layers(cfg)
     if extra:
         body["mtp"] = {"layers": extra, "cache_like": prediction_groups(groups, layers)}
@@ -116,6 +114,13 @@ def spec_id(where: str, model_type: str) -> str:
         name = parts[-2] if len(parts) > 1 else model_type
     name = name.removesuffix(".json").lower()
     return re.sub(r"[^a-z0-9._-]+", "-", name).strip("-._")[:100] or re.sub(r"[^a-z0-9._-]+", "-", model_type)
+
+
+def _sizes(cfg: Fields) -> dict[str, Figure]:
+    """Numbers that change no cache byte, where they are given."""
+    hidden = cfg.maybe(*HIDDEN_NAMES, high=WIDTH, default=False)
+    vocab = cfg.maybe("vocab_size", "padded_vocab_size", high=2**30, default=False)
+    return {name: number for name, number in (("hidden_size", hidden), ("vocab_size", vocab)) if number}
 
 
 def _about(where: str, found: list[Origin], notes: tuple[str, ...]) -> dict[str, Any]:

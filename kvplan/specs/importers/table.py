@@ -15,6 +15,7 @@ from kvplan.specs.importers import (
     sharing,
     special,
 )
+from kvplan.specs.importers.aliases import ALIASES
 from kvplan.specs.importers.family import (
     CHUNKED,
     CONV,
@@ -55,6 +56,7 @@ _V41: dict[str, Maker] = {
     compressed.SPARSE: compressed.stored,
     compressed.REUSED: compressed.window_only,
 }
+_PERIOD = ("sliding_window_pattern", "_sliding_window_pattern")
 _BLOCK_LISTS = ("layer_types", "layers_block_type")
 
 
@@ -75,8 +77,8 @@ DELTA_HYBRID = Family(rules.every(4, "full_attention_interval", other=LINEAR), _
 BAILING = Family(linear.grouped_words, {FULL: mla.latent, LINEAR: linear.bailing})
 MINIMAX = Family(linear.typed_words, {FULL: attention.full, LINEAR: linear.lightning})
 GEMMA4 = Family(rules.every(6), _GEMMA4, sharing=sharing.last_layers, ends_full=True)
-PATTERN_OF_2 = Family(rules.every(2, "sliding_window_pattern"), _WINDOWED)
-PATTERN_OF_4 = Family(rules.every(4, "sliding_window_pattern"), _WINDOWED)
+PATTERN_OF_2 = Family(rules.every(2, *_PERIOD), _WINDOWED)
+PATTERN_OF_4 = Family(rules.every(4, *_PERIOD), _WINDOWED)
 FIRST_OF_4 = Family(rules.first_of(4), _WINDOWED)
 MIMO = Family(rules.flagged("hybrid_layer_pattern", otherwise=rules.first_and_every(6)), _MIMO)
 STEP = Family(rules.needed("layer_types"), _STEP, tail=True)
@@ -153,7 +155,7 @@ _SINGLE: dict[str, Family] = {
     "falcon": _all(special.falcon),
     "falcon_h1": Family(rules.constant(HYBRID), {HYBRID: mamba.attention_and_mamba2}),
     "falcon_mamba": Family(rules.constant(LINEAR), {LINEAR: mamba.mamba1}),
-    "gemma3_text": Family(rules.every(6, "sliding_window_pattern"), _WINDOWED),
+    "gemma3_text": Family(rules.every(6, *_PERIOD), _WINDOWED),
     "gemma3n_text": Family(rules.every(5), _WINDOWED, sharing=sharing.last_layers),
     "glm5_next_text": Family(
         rules.every(4, other=LINEAR, word=INDEXED), {**_INDEXED, LINEAR: linear.kda}, renames={FULL: INDEXED}
@@ -218,28 +220,6 @@ _SINGLE: dict[str, Family] = {
 }
 
 FAMILIES: dict[str, Family] = {name: family for family, names in _BY_NAMES for name in names.split()} | _SINGLE
-
-ALIASES: dict[str, str] = {
-    "aya_vision": "cohere2",
-    "chatglm4": "chatglm",
-    "cohere2_vision": "cohere2",
-    "deepseek_vl_v2": "deepseek_v2",
-    "hunyuan_moe": "hunyuan",
-    "inkling_mm_model": "inkling_text",
-    "kimi_k25": "kimi_k2",
-    "kimi_k3": "kimi_linear",
-    "kimi_vl": "deepseek_v3",
-    "llava": "llama",
-    "mistral3": "mistral",
-    "mllama": "mllama_text_model",
-    "paligemma": "gemma",
-    "phi3_v": "phi3",
-    "refinedweb": "falcon",
-    "refinedwebmodel": "falcon",
-    "step3": "step3_text",
-    "step3_vl": "step3_text",
-}
-"""Other names of a model type: of a model with a vision part, or of older files."""
 
 
 def canonical(model_type: str) -> str | None:
