@@ -9,7 +9,7 @@ from kvplan.specs.importers.family import Part
 from kvplan.specs.importers.fields import Fields
 from kvplan.specs.importers.figure import HEAD_DIM, HEADS, TOKENS, WIDTH, Figure, derived
 
-Q_NAMES = ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads")
+Q_NAMES = ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads", "attention_heads")
 KV_NAMES = ("num_key_value_heads", "num_attention_groups", "num_kv_heads")
 DIM_NAMES = ("head_dim", "attention_head_dim", "kv_channels", "d_kv")
 HIDDEN_NAMES = ("hidden_size", "d_model", "n_embd", "n_embed")
