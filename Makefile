@@ -13,7 +13,7 @@ NEWEST := .triton/newest
 
 demo: $(VENV)/.core
 	$(BIN)/kvplan estimate llama-3.1-8b --context 32k --kv int8:token --gpu h200
-	$(BIN)/kvplan recommend llama-3.1-8b --context 32k --concurrency 64 --gpu h200
+	$(BIN)/kvplan recommend llama-3.1-8b --context 32k --concurrency 40 --gpu h200
 
 test: lint types contracts unit
 

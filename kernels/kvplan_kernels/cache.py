@@ -24,15 +24,18 @@ DTYPES = {
 
 
 def plane_dtype(plane: Plane) -> torch.dtype:
-    """Element dtype of a plane's tensor; storage narrower than a byte is kept as packed bytes."""
+    """Element dtype of a plane's tensor; packed planes and storages without a dtype are bytes."""
     return DTYPES.get(plane.storage, torch.uint8)
 
 
 def plane_shape(plane: Plane, layout: Layout, num_pages: int, num_sequences: int, page_size: int) -> tuple[int, ...]:
     """Shape of a plane's tensor, see `Plane`; the last axis counts elements of `plane_dtype`."""
     heads = plane.heads(layout.heads)
-    packed = plane.storage not in DTYPES
-    items = plane.items * STORAGE_BITS[plane.storage] // 8 if packed else plane.items
+    if plane.pack == "page":
+        return (num_pages, plane.page_bytes(page_size, layout.heads))
+    # A packed plane counts its slot in bytes already; storages without a dtype are bytes, several items in each.
+    as_bytes = not plane.pack and plane.storage not in DTYPES
+    items = plane.items * STORAGE_BITS[plane.storage] // 8 if as_bytes else plane.items
     if plane.scope == "page":
         return (num_pages, heads, page_size // plane.tokens, items)
     if plane.scope == "residual":
@@ -76,12 +79,12 @@ class Cache:
         return self.planes[self.layout.plane(role, "codes").name]
 
     def words(self, role: str) -> torch.Tensor:
-        """Codes of tensor `role` as int16 words, `(num_pages, heads, page_size, words)`; 16-bit rows stay as they are."""
+        """Codes of `role` as int16 words, `(num_pages, heads, page_size, words)`; 16-bit rows stay as they are."""
         codes = self.codes(role)
         return codes if codes.element_size() == 2 else codes.view(torch.int16)
 
     def meta(self, role: str) -> torch.Tensor | None:
-        """The plane that holds the row scales of `role`, `(num_pages, heads, slots, items)`; None without row scales."""
+        """The plane with the row scales of `role`, `(num_pages, heads, slots, items)`; None without row scales."""
         return self._find(role, "scale", "page")
 
     def static(self, role: str, name: str = "scale") -> torch.Tensor | None:

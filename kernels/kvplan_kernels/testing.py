@@ -33,6 +33,9 @@ REFERENCE_ONLY = (
 # Every bit of a byte differs between the two, so no written byte can equal both.
 SENTINELS = (0xAA, 0x55)
 
+# Where tests keep their tensors: the same tests run compiled on a GPU and interpreted without one.
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
 
 @dataclass(frozen=True)
 class Tolerance:
@@ -69,9 +72,7 @@ def relative_error(out: Tensor, ref: Tensor) -> Error:
     out, ref = out.double(), ref.double()
     diff = out - ref
     norm, top = ref.norm(), ref.abs().amax()
-    return Error(
-        float(diff.norm() / (norm if norm > 0 else 1.0)), float(diff.abs().amax() / (top if top > 0 else 1.0))
-    )
+    return Error(float(diff.norm() / (norm if norm > 0 else 1.0)), float(diff.abs().amax() / (top if top > 0 else 1.0)))
 
 
 def differing_bytes(a: Cache, b: Cache) -> dict[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,6 +13,9 @@ from kvplan.cli.options import json_option
 from kvplan.errors import ExitCode, InputError
 from kvplan.units import parse_count
 from kvplan.validate.report import ValidationReport
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 DEFAULT_SEED = 1
 
@@ -40,8 +44,8 @@ def command(
 ) -> int:
     """Run the kernels of MODEL's cache on this machine, one layer, in each format.
 
-    The 16-bit format of the model always runs first: it is the baseline. Finished formats survive an interruption
-    when --out is given. Exit code 6: a check is red.
+    The 16-bit format of the model always runs first: it is the baseline. Finished formats survive an interruption.
+    Exit code 6: a check is red or a format could not run.
     """
     from kvplan.specs.load import load_model
     from kvplan.validate import device as machine
@@ -63,19 +67,26 @@ def command(
         raise InputError(f"cannot write {out}: its folder does not exist", "create the folder or choose another file")
     words = shlex.join(["kvplan", *sys.argv[1:]])
     report: ValidationReport | None = None
-    with _Bar(len(request.formats)) as bar:
-        for report in start(request, spec, model, words, bar.say):
-            bar.advance()
-            if out is not None:
-                report.save(out)
-    assert report is not None
+    try:
+        with _Bar(len(request.formats)) as bar:
+            for report in start(request, spec, model, words, bar.say):
+                bar.advance()
+                if out is not None:
+                    report.save(out)
+    finally:
+        # Also after Ctrl-C: what is finished is shown, and the interruption goes on to main().
+        if report is not None:
+            _show(report, as_json)
+    return ExitCode.OK if report is not None and report.passed else ExitCode.CHECK_FAILED
+
+
+def _show(report: ValidationReport, as_json: bool) -> None:
     if as_json:
         click.echo(report.to_json())
-    else:
-        from kvplan.report.validation import print_validation
+        return
+    from kvplan.report.validation import print_validation
 
-        print_validation(report)
-    return ExitCode.OK if report.passed else ExitCode.CHECK_FAILED
+    print_validation(report)
 
 
 class _Bar:
@@ -83,7 +94,8 @@ class _Bar:
 
     def __init__(self, total: int) -> None:
         self._total = total
-        self._progress = None
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
 
     def __enter__(self) -> _Bar:
         if sys.stderr.isatty():
@@ -97,11 +109,11 @@ class _Bar:
         return self
 
     def say(self, text: str) -> None:
-        if self._progress is not None:
+        if self._progress is not None and self._task is not None:
             self._progress.update(self._task, description=text)
 
     def advance(self) -> None:
-        if self._progress is not None:
+        if self._progress is not None and self._task is not None:
             self._progress.advance(self._task)
 
     def __exit__(self, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""The format grammar: spellings to frozen values and back. Syntax only; a layout may not exist yet (see grid.py).
+"""The format grammar: spellings to frozen values and back. Syntax only; grid.py makes layouts.
 
     kv     := format | pair
     format := number [":" granularity] {"," option}  |  name
@@ -13,6 +13,7 @@ import re
 from dataclasses import dataclass
 
 from kvplan.errors import UsageError, did_you_mean
+from kvplan.formats.rules import check_meaning
 
 PLAIN = ("fp32", "fp16", "bf16")
 INTS = ("int8", "int6", "int5", "int4", "int3", "int2")
@@ -172,6 +173,8 @@ def parse_kv(text: str) -> Format | Named | Pair:
 def parse_any(text: str) -> Format | Named:
     """Read one tensor's format: a number with options, or a name."""
     clean = text.strip().lower()
+    if clean.startswith(PAIRS):
+        raise UsageError(f"format {text!r} is a pair for K and V together", f"write --kv {clean}")
     return Named(clean) if clean in NAMES else parse_format(clean)
 
 
@@ -186,6 +189,8 @@ def parse_format(text: str) -> Format:
     number, colon, where = head.partition(":")
     if number not in NUMBERS:
         known = (*NUMBERS, *NAMES, *PAIRS)
+        if number in NAMES:
+            raise UsageError(f"format {text!r}: {number} takes no granularity and no options", f"write just {number}")
         if number in ("fp8", "e4m3", "fp8_e4m3fn"):
             raise UsageError(f"unknown format {text!r}", "write fp8_e4m3 or fp8_e5m2")
         raise UsageError(f"unknown format {text!r}", did_you_mean(number, known))
@@ -210,7 +215,7 @@ def parse_format(text: str) -> Format:
         rot="rot" in options,
         rope=str(options.get("rope", "")),
     )
-    _check(text, made, options)
+    check_meaning(text, made, options)
     return made
 
 
@@ -241,22 +246,3 @@ def _options(text: str, raw: list[str]) -> dict[str, str]:
             raise UsageError(f"format {text!r}: {name}={value} is unknown", did_you_mean(value, VALUES[name]))
         options[name] = value or name
     return options
-
-
-def _check(text: str, f: Format, given: dict[str, str]) -> None:
-    """The refusals of the grammar: combinations that mean nothing."""
-    if f.asym and f.number not in INTS:
-        raise UsageError(f"format {text!r}: asym needs an integer number", "floats are symmetric: drop asym")
-    if f.row and f.granularity != "group":
-        raise UsageError(f"format {text!r}: row needs group/N", "write group/32,row or drop row")
-    if f.number in CODEBOOKS and not f.rot:
-        raise UsageError(f"format {text!r}: a Lloyd-Max codebook needs rot", f"write {text},rot")
-    if "recent" in given and f.is_static:
-        raise UsageError(f"format {text!r}: recent has no use with static scales", "drop recent, or use token")
-    if "flush" in given and not f.recent:
-        raise UsageError(f"format {text!r}: flush needs recent=R", "write recent=128,flush=...")
-    if f.by_channel and f.recent % f.group:
-        fit = -(-f.recent // f.group) * f.group
-        raise UsageError(f"format {text!r}: recent={f.recent} is not a multiple of {f.group}", f"use recent={fit}")
-    if f.by_channel and f.flush == "oldest":
-        raise UsageError(f"format {text!r}: channel/N cannot flush one token at a time", "drop flush=oldest")

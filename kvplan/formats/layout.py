@@ -7,13 +7,60 @@ This is the only file that turns items and bits into bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import lcm
+from functools import cached_property
+from math import gcd, lcm
 
-from kvplan.errors import UsageError
+from kvplan.errors import UnsupportedError, UsageError
+from kvplan.formats.tensors import BoundTensor as BoundTensor
+from kvplan.formats.tensors import TensorView as TensorView
 from kvplan.units import align_up
 
-STORAGE_BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8, "int2": 2}
-"""Width of one stored item. `intN` holds signed codes, or unsigned ones when the format is asymmetric."""
+STORAGE_BITS = {
+    "fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8, "e8m0": 8, "int4": 4, "fp4_e2m1": 4,
+    "int2": 2, "int1": 1,
+}  # fmt: skip
+"""Width of one stored item. `intN` holds signed codes, or unsigned ones when the format is asymmetric; `e8m0` is a
+power of two."""
+
+_SPLIT_CODES = {
+    "int3": (("codes", "int2"), ("high", "int1")),
+    "int5": (("codes", "int4"), ("high", "int1")),
+    "int6": (("codes", "int4"), ("high", "int2")),
+    "lm4": (("codes", "int4"),),
+    "lm3": (("codes", "int2"), ("high", "int1")),
+    "lm2": (("codes", "int2"),),
+    "iq4_nl": (("codes", "int4"),),
+}
+
+
+def code_fields(number: str) -> tuple[tuple[str, str], ...]:
+    """(field name, storage) of the codes of a number: widths that are no power of two are a low and a high part."""
+    return _SPLIT_CODES.get(number, (("codes", number),))
+
+
+def number_bits(number: str) -> int:
+    """Bits of one code of a number."""
+    return sum(STORAGE_BITS[storage] for _, storage in code_fields(number))
+
+
+def fills_bytes(items: int, storage: str) -> bool:
+    """Whether `items` items end on a byte."""
+    return items * STORAGE_BITS[storage] % 8 == 0
+
+
+def check_fill(what: str, number: str, channels: int, over: str) -> None:
+    """Refuse a row of `channels` codes that ends inside a byte; `over` names the row.
+
+    Raises:
+        UsageError: naming the multiple of channels that it needs.
+    """
+    storages = [storage for _, storage in code_fields(number)]
+    if not all(fills_bytes(channels, storage) for storage in storages):
+        unit = max(8 // gcd(8, STORAGE_BITS[storage]) for storage in storages)
+        raise UsageError(
+            f"{what}: {number_bits(number)}-bit rows of {over} do not fill whole bytes",
+            f"it needs a multiple of {unit} channels; 8-bit formats take any",
+        )
 
 
 @dataclass(frozen=True)
@@ -32,7 +79,7 @@ class Field:
 
     def __post_init__(self) -> None:
         assert self.role in ("payload", "metadata", "padding"), self.role
-        if self.items * STORAGE_BITS[self.storage] % 8:
+        if not fills_bytes(self.items, self.storage):
             raise UsageError(
                 f"{self.items} items of {self.storage} do not fill whole bytes ({self.tensor} {self.name})",
                 "choose a format whose rows are whole bytes for this head_dim",
@@ -48,8 +95,10 @@ class Field:
 class Plane:
     """One stored tensor.
 
-    Scope `page`: shape `(num_pages, heads, page_size // tokens, items)`, head-major; several fields alternate in
-    each slot. Scope `residual`: `(num_sequences, heads, capacity, items)`. Scope `state`: `(num_sequences, items)`.
+    Scope `page`: shape `(num_pages, heads, page_size // tokens, items)`, head-major. Fields of one storage and token
+    count may share a plane, side by side in each slot. Other fields share one as bytes: `pack=slot` puts them side by
+    side in each slot, `pack=page` back to back in each head's part of the page, shape `(num_pages, page_bytes)`.
+    Scope `residual`: `(num_sequences, heads, capacity, items)`. Scope `state`: `(num_sequences, items)`.
     Scope `layer`: `(heads, items)`. Without `per_head` the head axis has length 1 and serves the whole rank.
     """
 
@@ -58,31 +107,39 @@ class Plane:
     scope: str
     per_head: bool = True
     capacity: int = 0
+    pack: str = ""
     slot_align: int = 1
     page_align: int = 1
 
     def __post_init__(self) -> None:
         assert self.scope in ("page", "residual", "state", "layer"), self.scope
-        assert len({(f.tokens, f.storage) for f in self.fields}) == 1, "fields of a plane share tokens and storage"
         assert (self.capacity > 0) == (self.scope == "residual"), self
+        assert self.pack in ("", "slot", "page") and (not self.pack or self.scope == "page"), self
+        kinds = {(f.tokens, "" if self.pack else f.storage) for f in self.fields}
+        assert self.pack == "page" or len(kinds) == 1, "fields of a slot share tokens, and storage unless packed"
+        assert self.pack or self.slot_align == self.page_align == 1, "only bytes are padded"
 
     @property
     def storage(self) -> str:
-        return self.fields[0].storage
+        """Storage of the items; `bytes` for a packed plane."""
+        return "bytes" if self.pack else self.fields[0].storage
 
-    @property
+    # Cached: capacity is found by search, which asks for page_bytes again and again.
+    @cached_property
     def tokens(self) -> int:
         """Tokens that one slot covers."""
-        return self.fields[0].tokens
+        return lcm(*(f.tokens for f in self.fields))
 
     @property
     def items(self) -> int:
-        """Items of one slot, all fields together."""
-        return sum(f.items for f in self.fields)
+        """Items of one slot, all fields together; bytes for a packed plane."""
+        return self.slot_bytes if self.pack else sum(f.items for f in self.fields)
 
-    @property
+    @cached_property
     def slot_bytes(self) -> int:
-        return align_up(sum(f.unit_bytes for f in self.fields), self.slot_align)
+        """Bytes of the `tokens` tokens of one head."""
+        tokens = self.tokens
+        return align_up(sum(tokens // f.tokens * f.unit_bytes for f in self.fields), self.slot_align)
 
     def heads(self, heads: int) -> int:
         """Length of the head axis on a rank with `heads` KV heads."""
@@ -98,92 +155,15 @@ class Plane:
         assert self.scope != "page"
         return max(self.capacity, 1) * self.heads(heads) * self.slot_bytes
 
-    def offset(self, tensor: str, name: str) -> int:
-        """Position of a field in its slot, counted in items."""
+    def offset(self, tensor: str, name: str, page_size: int = 0) -> int:
+        """Position of a field, counted in items (bytes if packed), in its slot; with `pack=page` in its head's part."""
         at = 0
         for field in self.fields:
             if (field.tensor, field.name) == (tensor, name):
                 return at
-            at += field.items
+            units = page_size // field.tokens if self.pack == "page" else 1
+            at += units * field.unit_bytes if self.pack else field.items
         raise KeyError((tensor, name))
-
-
-@dataclass(frozen=True)
-class BoundTensor:
-    """One tensor (k, v, latent, index) of a layout: its numbers and its split law.
-
-    Attributes:
-        dim: channels of one head (latent: nope + rope).
-        number: the stored number, e.g. `int8`, `fp8_e4m3`, `bf16`.
-        group: N of channel/N and group/N, else 0.
-        recent: capacity of the unquantised residual in tokens, 0 without one.
-        flush: `whole` (all `recent` tokens at once) or `oldest` (one at a time).
-    """
-
-    role: str
-    spelling: str
-    dim: int
-    number: str
-    granularity: str = ""
-    group: int = 0
-    asym: bool = False
-    scale: str = ""
-    recent: int = 0
-    flush: str = ""
-
-    def split(self, tokens: int) -> tuple[int, int]:
-        """(packed, recent) tokens after `tokens` rows: which are quantised and which still wait in the residual."""
-        if not self.recent:
-            return tokens, 0
-        waiting = tokens % self.recent if self.flush == "whole" else min(tokens, self.recent)
-        return tokens - waiting, waiting
-
-
-@dataclass(frozen=True)
-class TensorView:
-    """What a kernel needs of one tensor, as a compile key: every number that changes code is a field.
-
-    Row metadata (scale, zero) is read at `slot * meta_stride + offset`, both in items of the plane's storage.
-    Static scales have `static_items` items per head (`static_heads` 1 when one scale serves all heads).
-    """
-
-    number: str
-    bits: int
-    dim: int
-    granularity: str
-    group: int
-    asym: bool
-    meta_storage: str
-    meta_stride: int
-    scale_at: int
-    zero_at: int
-    static_items: int
-    static_per_head: bool
-
-    @property
-    def quantised(self) -> bool:
-        return self.bits < 16
-
-    @property
-    def is_int(self) -> bool:
-        return self.number.startswith("int")
-
-    @property
-    def words(self) -> int:
-        """16-bit words of one row of one head."""
-        return self.dim * self.bits // 16
-
-    @property
-    def fields_per_word(self) -> int:
-        return 16 // self.bits
-
-    @property
-    def has_row_scale(self) -> bool:
-        return self.meta_stride > 0
-
-    @property
-    def has_static_scale(self) -> bool:
-        return self.static_items > 0
 
 
 @dataclass(frozen=True)
@@ -230,15 +210,25 @@ class Layout:
         raise KeyError((tensor, name))
 
     def view(self, role: str) -> TensorView:
-        """The kernel's view of tensor `role`."""
+        """The kernel's view of tensor `role`.
+
+        Raises:
+            UnsupportedError: a layout whose bytes a view cannot describe yet, so that no kernel misreads it.
+        """
         tensor = self.tensor(role)
+        missing = tensor.beyond_kernels or ("codes in two parts" if len(code_fields(tensor.number)) > 1 else "")
+        if missing:
+            raise UnsupportedError(
+                f"format {tensor.spelling} has no kernel yet ({missing}): it can be planned, not run",
+                "use a 16-bit, int8 or fp8 format",
+            )
         names = {f.name: p for p in self.planes for f in p.fields if f.tensor == role}
         scale = names.get("scale")
         row = scale is not None and scale.scope == "page"
         static = scale if scale is not None and not row else None
         return TensorView(
             number=tensor.number,
-            bits=STORAGE_BITS[tensor.number],
+            bits=number_bits(tensor.number),
             dim=tensor.dim,
             granularity=tensor.granularity,
             group=tensor.group,

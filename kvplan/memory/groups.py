@@ -70,8 +70,7 @@ def cache_groups(spec: ModelSpec, formats: CacheFormats, tp: int = 1) -> tuple[C
     """The cache of one of `tp` ranks. Layers without a cache of their own appear in no group.
 
     Raises:
-        UsageError: `tp` does not fit a group, or a format does not fit its head dimension.
-        UnsupportedError: a format without a layout yet.
+        UsageError: `tp` does not fit a group, or a format does not fit its head dimension or tensor.
     """
     made = []
     for group in spec.layer_groups:
@@ -123,7 +122,8 @@ def _latent(group: LatentGroup, formats: CacheFormats, native: str) -> tuple[str
         return "state", bind_state({"ring": (law.limit * width, fixed or native)}), law
     role = "index" if group.role == "index" else "latent"
     chosen = formats.index if role == "index" else formats.latent
-    return role, bind((Tensor(role, Format(fixed) if fixed else chosen, width),), 1, native), law
+    tensor = Tensor(role, Format(fixed) if fixed else chosen, width, group.rope_dim)
+    return role, bind((tensor,), 1, native), law
 
 
 def _state_layout(group: StateGroup, formats: CacheFormats, native: str, tp: int) -> Layout:

@@ -141,7 +141,11 @@ def _changes(resolved: Resolved, kv: KvFigures, room: Capacity) -> list[Change]:
 def _least_tp(resolved: Resolved, kv: KvFigures, room: Capacity) -> int:
     for tp in legal_tps(resolved.spec):
         if tp > resolved.request.tp:
-            groups = cache_groups(resolved.spec, resolved.formats, tp)
+            try:
+                groups = cache_groups(resolved.spec, resolved.formats, tp)
+            except UsageError:
+                # A format whose groups run along the rank's row may not fit the shorter row.
+                continue
             pool = room.usable_bytes - weights_term(resolved, tp).nbytes
             if held_bytes(groups, kv.context, kv.batch, resolved.page_size) <= pool:
                 return tp

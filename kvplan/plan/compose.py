@@ -41,7 +41,7 @@ def make_plan(request: PlanRequest, spec: ModelSpec | None = None, device: Devic
     """Compute a plan. `spec` and `device` spare reading them again.
 
     Raises:
-        UsageError, InputError, UnsupportedError: see `resolve`. A request that does not fit is no error.
+        UsageError, InputError: see `resolve`. A request that does not fit is no error.
     """
     return compose(resolve(request, spec, device))
 

@@ -54,7 +54,6 @@ def resolve(request: PlanRequest, spec: ModelSpec | None = None, device: DeviceS
     Raises:
         UsageError: an impossible or contradictory value.
         InputError: a spec that cannot be found or read.
-        UnsupportedError: a format without a layout yet.
     """
     check_count(request.batch, "batch")
     check_count(request.tp, "tp")

@@ -100,7 +100,8 @@ def _why(c: Candidate, native: Candidate, request: RecommendRequest) -> str:
     if c.fits:
         return (
             f"{wanted} do not fit in {name(native)} ({native.requests:,} do); "
-            f"{name(c)} is the least loss that fits: {need}, {c.requests:,} fit, {c.capacity_gain:.2f}x the tokens per byte"
+            f"{name(c)} is the least loss that fits: {need}, {c.requests:,} fit, "
+            f"{c.capacity_gain:.2f}x the tokens per byte"
         )
     return (
         f"{wanted} fit in no 16- or 8-bit format; {name(c)} holds {c.requests:,} "

@@ -39,8 +39,8 @@ def enumerate_candidates(request: RecommendRequest, spec: ModelSpec, device: Dev
 def _candidate(
     request: RecommendRequest, spec: ModelSpec, device: DeviceSpec, native: str, formats: dict[str, str]
 ) -> Candidate:
-    fields = request.model_dump(exclude={"concurrency"}) | {"batch": request.concurrency}
-    resolved = resolve(PlanRequest(**fields, **formats), spec, device)
+    fields = request.model_dump(exclude={"concurrency"}) | {"batch": request.concurrency} | formats
+    resolved = resolve(PlanRequest.model_validate(fields), spec, device)
     plan = compose(resolved)
     assert (
         plan.kv is not None and plan.capacity is not None and plan.verdict is not None and request.context is not None

@@ -8,8 +8,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kvplan.plan.types import DeviceSummary, ModelSummary
 
-SCHEMA = "kvplan.recommendation/1"
-
 
 class _Data(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, populate_by_name=True)
@@ -69,7 +67,7 @@ class Choice(_Data):
 class Recommendation(_Data):
     """The answer: one choice, the runner-up, and everything that was considered."""
 
-    schema_: Literal["kvplan.recommendation/1"] = Field(SCHEMA, alias="schema")
+    schema_: Literal["kvplan.recommendation/1"] = Field(default="kvplan.recommendation/1", alias="schema")
     request: RecommendRequest
     model: ModelSummary
     device: DeviceSummary

@@ -25,12 +25,8 @@ def print_recommendation(result: Recommendation, console: QuietConsole | None = 
     ranked = [c for c in result.candidates if c.ranked]
     shown = [c for c in ranked if c.pareto or c.k == c.v]
     console.print(_table(shown))
-    console.print(
-        Text(
-            f"predicted: decode attention of one step, all layers. * Pareto set. {len(ranked) - len(shown)} more pairs are in --json."
-        ),
-        soft_wrap=True,
-    )
+    more = f"{len(ranked) - len(shown)} more pairs are in --json."
+    console.print(Text(f"ms: decode attention of one step, all layers, predicted. * Pareto set. {more}"), soft_wrap=True)
     _print_reasons(console, "why", [c for c in shown if c.k == c.v])
     _print_reasons(console, "unranked", [c for c in result.candidates if not c.ranked and c.k == c.v])
     for note in (*result.notes, f"Quality: {result.quality_basis}."):
@@ -51,11 +47,11 @@ def _table(candidates: list[Candidate]) -> Table:
     latent = any(c.latent for c in candidates)
     for heading in ("", "latent") if latent else ("", "K", "V"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("cache", "requests", "predicted", "KL"):
+    for heading in ("cache", "requests", "ms", "KL"):
         table.add_column(heading, justify="right", no_wrap=True)
     for c in candidates:
         seconds = c.predicted_attention_seconds
-        time = "-" if seconds is None else f"{seconds * 1e3:.2f} ms"
+        time = "-" if seconds is None else f"{seconds * 1e3:.2f}"
         kl = "-" if c.kl is None else f"{c.kl:.5f}"
         formats = (c.latent,) if latent else (c.k, c.v)
         cells = ("*" if c.pareto else "", *(f or "-" for f in formats), format_bytes(c.allocated_bytes))

@@ -22,7 +22,7 @@ def print_validation(report: ValidationReport, console: QuietConsole | None = No
         console.print(
             Text(f"read roof {_rate(report.roof.bytes_per_second)}; {_baseline_text(report)}"), soft_wrap=True
         )
-    console.print(_errors(report))
+    console.print(_summary(report))
     if report.roof is not None:
         console.print(_times(report))
     for result in report.results:
@@ -31,16 +31,28 @@ def print_validation(report: ValidationReport, console: QuietConsole | None = No
         console.print(Text(f"note: {note}"), soft_wrap=True)
 
 
-def _errors(report: ValidationReport) -> Table:
-    table = _table("format", "checks", "kernel error", "output error: K only", "V only", "both", "p99", "worst head")
+def _summary(report: ValidationReport) -> Table:
+    table = _table("format", "checks", "kernel error", "output error", "capacity")
     for result in report.results:
-        errors = result.format_error
-        cells = [f"{errors[part].output.mean:.2e}" for part in ("k_only", "v_only", "both")] if errors else ["-"] * 3
-        spread = (
-            [f"{errors['both'].output.p99:.2e}", f"{errors['both'].output.worst_head:.2e}"] if errors else ["-", "-"]
-        )
+        both = result.format_error.get("both")
+        output = "-" if both is None else f"{both.output.mean:.1e}"
         kernel = "-" if result.kernel_error is None else f"{result.kernel_error:.1e}"
-        table.add_row(*(Text(cell) for cell in (result.format, _checks(result), kernel, *cells, *spread)))
+        gain = "-" if result.capacity_gain is None else f"{result.capacity_gain:.2f}x"
+        table.add_row(*(Text(cell) for cell in (result.format, _checks(result), kernel, output, gain)))
+    return table
+
+
+def _error_table(result: FormatResult) -> Table:
+    """Mean, p99 and worst head of each error, for K only, V only and both."""
+    table = _table("    error against fp64 on the originals", "mean", "p99", "worst head")
+    for part, error in result.format_error.items():
+        rows = {"logit": error.logit, "softmax TV": error.softmax_tv, "output": error.output}
+        for name, spread in rows.items():
+            if part == "v_only" and name != "output":
+                continue
+            label = f"    {part.replace('_', ' ').replace('k ', 'K ').replace('v ', 'V ')}: {name}"
+            cells = (label, *(f"{x:.2e}" for x in (spread.mean, spread.p99, spread.worst_head)))
+            table.add_row(*(Text(cell) for cell in cells))
     return table
 
 
@@ -51,7 +63,7 @@ def _checks(result: FormatResult) -> str:
 
 
 def _times(report: ValidationReport) -> Table:
-    table = _table("format", "decode", "unfused", "rate", "of roof", "x best 16 bit", "fusion gain")
+    table = _table("format", "decode", "unfused", "rate", "of roof", "x 16 bit", "fusion")
     for result in report.results:
         t = result.times
         if t is None:
@@ -69,6 +81,8 @@ def _print_result(console: QuietConsole, result: FormatResult) -> None:
         console.print(Text(f"  error: {result.error}"), soft_wrap=True)
     for check in result.checks:
         console.print(Text(f"  {'ok ' if check.passed else 'RED'} {check.name}: {check.detail}"), soft_wrap=True)
+    if result.format_error:
+        console.print(_error_table(result))
     for role, share in result.clipped_fraction.items():
         console.print(Text(f"  {role.upper()} values outside the calibrated range: {share:.4%}"))
     for verdict in result.verdicts:
@@ -78,7 +92,7 @@ def _print_result(console: QuietConsole, result: FormatResult) -> None:
 def _table(*headings: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for i, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if i else "left")
+        table.add_column(heading, justify="right" if i else "left", no_wrap=True)
     return table
 
 

@@ -39,7 +39,7 @@ Texts = Annotated[tuple[Text, ...], LENIENT]
 class Spec(BaseModel):
     """Base of every spec object."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, defer_build=True)
 
     @model_validator(mode="before")
     @classmethod

@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
 
-from kvplan.errors import InputError, did_you_mean
+from kvplan.errors import InputError, nearest
+from kvplan.specs import compiled
 from kvplan.specs.base import Spec
 from kvplan.specs.device import DeviceSpec
-from kvplan.specs.explain import schema_error
 from kvplan.specs.find import specs_root
-from kvplan.specs.model import ModelSpec, Weights
-from kvplan.specs.yamlfile import one_line, read_yaml
+from kvplan.specs.model import ModelSpec
 
 if TYPE_CHECKING:
     from kvplan.specs.importers.result import Imported
@@ -59,7 +56,7 @@ def import_model(name_or_path: str) -> ModelSpec | Imported:
     """
     wanted = name_or_path.lower()
     if wanted in list_models():
-        return _read(_path("models", wanted), ModelSpec)
+        return _shipped("models", wanted, ModelSpec)
     shipped = _by_hf_id(wanted)
     if shipped:
         return shipped
@@ -86,68 +83,56 @@ def load_device(name_or_path: str) -> DeviceSpec:
     """
     wanted = name_or_path.lower()
     if wanted in list_devices():
-        return _read(_path("devices", wanted), DeviceSpec)
+        return _shipped("devices", wanted, DeviceSpec)
     return _from_path(name_or_path, DeviceSpec, "GPU", list_devices())
 
 
 def _from_folder(folder: Path) -> ModelSpec | Imported:
-    """The config.json of a model folder, with the exact bytes of its weights if their index lies beside it."""
+    """The config.json of a model folder, with the exact bytes of its weights if they (or their index) lie beside it."""
     from kvplan.specs.importers.config import import_path
+    from kvplan.specs.importers.safetensors_index import weight_bytes, with_weights
 
     imported = import_path(folder)
-    try:
-        weight_bytes = import_module("kvplan.specs.importers.safetensors_index").weight_bytes(folder)
-    except ModuleNotFoundError:
-        return imported
-    if not weight_bytes:
-        return imported
-    weights = Weights(bytes=weight_bytes, dtype=imported.spec.native_dtype)
-    return replace(imported, spec=imported.spec.model_copy(update={"weights": weights}))
+    nbytes = weight_bytes(folder)
+    return with_weights(imported, nbytes, "safetensors files of the folder") if nbytes else imported
 
 
 def _from_hub(name: str) -> Imported:
-    unknown = _unknown(name, "model", list_models())
+    from kvplan.specs.importers.hub import import_hub
+
     try:
-        hub = import_module("kvplan.specs.importers.hub")
-    except ModuleNotFoundError:
-        raise unknown from None
-    try:
-        found: Imported = hub.import_hub(name)
-        return found
+        return import_hub(name)
     except InputError as error:
+        unknown = _unknown(name, "model", list_models())
         raise InputError(f"{unknown.message}; {error.message}", f"{error.hint}; {unknown.hint}") from None
 
 
 def _from_gguf(path: Path) -> Imported:
-    try:
-        gguf = import_module("kvplan.specs.importers.gguf")
-    except ModuleNotFoundError as error:
-        raise InputError(
-            f"{one_line(str(path))}: cannot read a GGUF file: {error.name} is not installed",
-            "give the model's config.json or a YAML spec",
-        ) from None
-    found: Imported = gguf.import_gguf(path)
-    return found
+    from kvplan.specs.importers.gguf import import_gguf
+
+    return import_gguf(path)
 
 
 def _list(folder: str) -> tuple[str, ...]:
-    return tuple(sorted(path.stem for path in (specs_root() / folder).glob("*.yaml")))
+    return compiled.stems(folder)
 
 
-def _path(folder: str, stem: str) -> Path:
-    return specs_root() / folder / f"{stem}.yaml"
+def _shipped(folder: str, stem: str, kind: type[S]) -> S:
+    data = compiled.compiled(folder, stem)
+    # Not current, or no valid spec any more: the YAML file tells, with the line of the mistake.
+    if data is not None:
+        try:
+            return kind.model_validate(data)
+        except ValidationError:
+            pass
+    return _read(specs_root() / folder / f"{stem}.yaml", kind)
 
 
 def _by_hf_id(wanted: str) -> ModelSpec | None:
-    if "/" not in wanted:
-        return None
-    for stem in list_models():
-        path = _path("models", stem)
-        # Reading every file as YAML would cost more than the whole plan; look for the text first.
-        if wanted in path.read_text(encoding="utf-8").lower():
-            spec = _read(path, ModelSpec)
-            if wanted in (known.lower() for known in spec.hf_ids):
-                return spec
+    for stem in compiled.by_hf_id(wanted):
+        spec = _shipped("models", stem, ModelSpec)
+        if wanted in (known.lower() for known in spec.hf_ids):
+            return spec
     return None
 
 
@@ -158,13 +143,18 @@ def _from_path(name: str, kind: type[S], noun: str, known: tuple[str, ...]) -> S
 
 
 def _unknown(name: str, noun: str, known: tuple[str, ...]) -> InputError:
+    # Imported where needed: yaml costs more than a whole plan of a shipped model.
+    from kvplan.specs.yamlfile import one_line
+
     shown = one_line(name, 100)
     short = name.replace("\\", "/").rsplit("/", 1)[-1]
     what = f"no file and no {noun} is called" if _has_separator(name) else f"unknown {noun}"
     # `h100` means h100-80gb, although h200 is closer in spelling.
     longer = next((one for one in known if short and one.startswith(short.lower())), None)
-    hint = f"did you mean {longer}? known: {', '.join(known)}" if longer else did_you_mean(short, known)
-    return InputError(f"{what} {shown!r}", f"{hint}; or give the path of a .yaml file")
+    near = longer or nearest(short, known)
+    listing = ", ".join(known) if len(known) <= 30 else f"{len(known)} ids, listed by `kvplan specs list`"
+    hint = f"did you mean {near}? " if near else ""
+    return InputError(f"{what} {shown!r}", f"{hint}known: {listing}; or give the path of a .yaml file")
 
 
 def _has_separator(name: str) -> bool:
@@ -179,6 +169,9 @@ def _exists(name: str) -> bool:
 
 
 def _read(path: Path, kind: type[S]) -> S:
+    from kvplan.specs.explain import schema_error
+    from kvplan.specs.yamlfile import read_yaml
+
     file = read_yaml(path)
     try:
         return kind.model_validate(file.data)

@@ -91,7 +91,7 @@ def _filled(run: Session, plan: Planned) -> tuple[Cache, dict[str, float]]:
 
 
 def _held_bytes(run: Session, plan: Planned, cache: Cache) -> int:
-    """layers x bytes of the tensors' storages: the real cache for the group that runs, `meta` tensors for the others."""
+    """layers x bytes of the tensors' storages: the real cache for the group that runs, `meta` tensors elsewhere."""
     total = 0
     for group in plan.groups:
         nbytes = cache.nbytes if group.name == run.group.name else _meta_bytes(run, plan, group)
@@ -154,7 +154,7 @@ def _times(run: Session, fmt: str, cache: Cache) -> Times:
     caches = measure.rotating(cache)
     fused = measure.fused_time(q, caches, run.sm_scale)
     quantised = cache.layout.view("k").quantised
-    unfused = measure.unfused_time(q, caches, run.sm_scale).seconds if quantised else None
+    unfused = measure.unfused_time(q, caches, run.sm_scale, run.geometry.tokens).seconds if quantised else None
     if not quantised:
         run.baselines = _with_kernel(run.baselines, fused.seconds)
     bytes_read = measure.bytes_read(cache)
@@ -168,7 +168,7 @@ def _times(run: Session, fmt: str, cache: Cache) -> Times:
         speedup=(run.baselines.best_seconds or fused.seconds) / fused.seconds,
         fusion_gain=unfused / fused.seconds if unfused else None,
         spread=fused.spread,
-        config=measure.config_text(cache),
+        config=measure.config_text(q, cache),
     )
 
 

@@ -11,8 +11,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
-from kvplan.errors import KvplanError
+from kvplan.errors import ExitCode, KvplanError
 from kvplan.specs.load import load_model
 from kvplan.specs.model import ModelSpec
 from kvplan.validate.report import ValidationReport, ValidationRequest
@@ -68,9 +69,9 @@ def _in_child(request: ValidationRequest, source: str, command: str, progress: P
         child.wait()
 
 
-def _error(event: dict[str, str | int]) -> KvplanError:
-    error = KvplanError(str(event["message"]), str(event["hint"]))
-    error.exit_code = type(error.exit_code)(event["code"])
+def _error(event: dict[str, Any]) -> KvplanError:
+    error = KvplanError(event["message"], event["hint"])
+    error.exit_code = ExitCode(event["code"])
     return error
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from kvplan_kernels.attention.config import default_config
 from kvplan_kernels.attention.decode import decode, make_workspace
-from kvplan_kernels.attention.unfused import unfused_decode
+from kvplan_kernels.attention.unfused import dense_decode, unfused_decode
 from kvplan_kernels.bench.timing import Timing, copies_needed, graph_time
 from kvplan_kernels.cache import Cache
 from torch.nn.functional import scaled_dot_product_attention
@@ -23,22 +24,35 @@ def fused_time(q: torch.Tensor, caches: Sequence[Cache], sm_scale: float) -> Tim
     def call(cache: Cache) -> None:
         decode(q, cache, sm_scale=sm_scale, out=out, workspace=space)
 
-    return graph_time([lambda c=cache: call(c) for cache in caches])  # type: ignore[misc]
+    return graph_time([partial(call, cache) for cache in caches])
 
 
-def unfused_time(q: torch.Tensor, caches: Sequence[Cache], sm_scale: float) -> Timing:
-    """Dequantise to a 16-bit copy in HBM, then torch attention on it."""
-    return graph_time([lambda c=cache: unfused_decode(q, c, sm_scale) for cache in caches], launches=6)  # type: ignore[misc]
+def unfused_time(q: torch.Tensor, caches: Sequence[Cache], sm_scale: float, tokens: int) -> Timing:
+    """Dequantise to a preallocated 16-bit copy in HBM, then torch attention on it; all requests `tokens` long."""
+    layout = caches[0].layout
+    k, v = (q.new_empty(q.shape[0], layout.heads, tokens, layout.tensor(role).dim) for role in ("k", "v"))
+
+    def call(cache: Cache) -> None:
+        unfused_decode(q, cache, sm_scale, num_tokens=tokens, uniform=True, scratch=(k, v))
+
+    return graph_time([partial(call, cache) for cache in caches], launches=6)
 
 
 def sdpa_time(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sm_scale: float) -> Timing:
-    """torch's attention on dense 16-bit K and V (B, H, T, D), two copies rotating."""
+    """torch's attention on dense 16-bit K and V (B, H, T, D), two copies rotating: the faster of two ways to ask.
+
+    Grouped heads are given as they are (`enable_gqa`) or folded into query rows (`dense_decode`).
+    """
     pairs = [(k, v), (k.clone(), v.clone())]
 
-    def call(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def grouped(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return scaled_dot_product_attention(q[:, :, None], k, v, scale=sm_scale, enable_gqa=True)
 
-    return graph_time([lambda p=pair: call(*p) for pair in pairs])  # type: ignore[misc]
+    def folded(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return dense_decode(q, k, v, None, sm_scale)
+
+    times = [graph_time([partial(way, *pair) for pair in pairs]) for way in (grouped, folded)]
+    return min(times, key=lambda t: t.seconds)
 
 
 def rotating(cache: Cache) -> list[Cache]:
@@ -47,7 +61,7 @@ def rotating(cache: Cache) -> list[Cache]:
 
 
 def fusion_check(q: torch.Tensor, cache: Cache, sm_scale: float, dense_bytes: int) -> Check:
-    """Peak device memory during fused decode minus before: at most the declared workspace, under 5% of a 16-bit copy."""
+    """Peak memory of fused decode minus before: at most the declared workspace, under 5% of a 16-bit copy."""
     out = torch.empty(*q.shape[:2], cache.layout.tensor("v").dim, dtype=q.dtype, device=q.device)
     declared = make_workspace(q, cache).nbytes
     torch.cuda.synchronize()
@@ -70,7 +84,7 @@ def bytes_read(cache: Cache) -> int:
     )
 
 
-def config_text(cache: Cache) -> str:
+def config_text(q: torch.Tensor, cache: Cache) -> str:
     """The kernel configuration that was timed, in words."""
-    c = default_config(cache.layout, cache.page_size)
+    c = default_config(cache.layout, cache.page_size, q.shape[1] // cache.layout.heads)
     return f"tile {c.block_tokens}, warps {c.num_warps}, stages {c.num_stages}, {c.ctas_per_sm} programs per SM"

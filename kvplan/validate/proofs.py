@@ -21,7 +21,7 @@ from kvplan.validate.report import Check
 from kvplan.validate.tensors import Geometry, Tensors, make_tensors
 
 FLIP_TOLERANCE = 0.05
-"""Relative error allowed for the *difference* that one flipped code makes: a small difference of two rounded outputs."""
+"""Relative error allowed for the difference that one flipped code makes: a small one of two rounded outputs."""
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
-SCHEMA = "kvplan.validation/1"
 NOT_MEASURED = "end-to-end throughput: not measured here"
 
 
@@ -140,7 +139,7 @@ class Baselines(_Data):
 class ValidationReport(_Data):
     """Everything one `kvplan validate` found; written after every finished format."""
 
-    schema_: Literal["kvplan.validation/1"] = SCHEMA
+    schema_: Literal["kvplan.validation/1"] = Field(default="kvplan.validation/1", alias="schema")
     command: str
     created: str
     request: ValidationRequest
@@ -156,13 +155,7 @@ class ValidationReport(_Data):
     """False while formats are still to come (or the run was interrupted)."""
     notes: tuple[str, ...] = ()
 
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        use_attribute_docstrings=True,
-        alias_generator=lambda n: n.rstrip("_"),
-        populate_by_name=True,
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, populate_by_name=True)
 
     @property
     def passed(self) -> bool:

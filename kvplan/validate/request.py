@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvplan_kernels.codecs.limits import grid_of
+
 from kvplan.errors import UnsupportedError, UsageError
 from kvplan.formats.grammar import PLAIN, Pair, parse_kv
 from kvplan.specs.model import ModelSpec
@@ -54,14 +56,17 @@ def make_request(
         )
     choose_group(spec)
     chosen = list(dict.fromkeys([dtype, *(_checked(f, dtype) for f in (formats or CANDIDATES))]))
-    pages = {planned(spec, f, context, batch, page_size).page_size for f in chosen}
+    plans = [planned(spec, f, context, batch, page_size) for f in chosen]
+    for plan in plans:
+        for role in ("k", "v"):
+            grid_of(plan.group(choose_group(spec).name).layout.view(role))
     return ValidationRequest(
         model=spec.id,
         context=context,
         batch=batch,
         formats=tuple(chosen),
         device="cpu" if cpu else "cuda",
-        page_size=max(pages),
+        page_size=max(plan.page_size for plan in plans),
         seed=seed,
         dtype=dtype,
     )

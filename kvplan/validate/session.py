@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -35,7 +36,7 @@ class Session:
 
     @property
     def sm_scale(self) -> float:
-        return float(self.geometry.k_dim) ** -0.5
+        return 1 / math.sqrt(self.geometry.k_dim)
 
     @property
     def dense_bytes(self) -> int:

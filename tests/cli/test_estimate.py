@@ -80,7 +80,7 @@ BAD = [
     (["lama"], ExitCode.INPUT, "lama"),
     (["llama-3.1-8b", "--kv", "int9"], ExitCode.USAGE, "int9"),
     (["llama-3.1-8b", "--kv", "int8:per_token_head"], ExitCode.USAGE, "per_token_head"),
-    (["llama-3.1-8b", "--kv", "nvfp4"], ExitCode.UNSUPPORTED, "nvfp4"),
+    (["llama-3.1-8b", "--kv", "fp8_ds_mla"], ExitCode.USAGE, "for a latent"),
     (["llama-3.1-8b", "--gpu", "h9000"], ExitCode.INPUT, "h9000"),
     (["llama-3.1-8b", "--context", "0"], ExitCode.USAGE, "context"),
     (["llama-3.1-8b", "--context", "1000000000000"], ExitCode.USAGE, "out of range"),

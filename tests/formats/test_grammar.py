@@ -11,34 +11,6 @@ from kvplan.formats import grammar
 from kvplan.formats.grammar import Format, Named, Pair, parse_any, parse_format, parse_kv
 
 
-def _option_sets() -> st.SearchStrategy[str]:
-    """Spellings of the whole grammar with random options in random order; some combinations are refused."""
-    where = st.one_of(
-        st.sampled_from(["", ":tensor", ":head", ":channel", ":token"]),
-        st.builds(":{}/{}".format, st.sampled_from(["channel", "group"]), st.sampled_from([1, 7, 16, 32, 64, 128])),
-    )
-    option = st.one_of(
-        st.sampled_from(["asym", "row", "rot"]),
-        *(st.sampled_from(values).map(f"{name}={{}}".format) for name, values in grammar.VALUES.items()),
-        st.integers(1, 512).map("recent={}".format),
-    )
-    options = st.lists(option, max_size=5, unique_by=lambda o: o.split("=")[0])
-    return st.builds(lambda n, w, o: ",".join([n + w, *o]), st.sampled_from(grammar.NUMBERS), where, options)
-
-
-@given(_option_sets())
-def test_round_trip(text: str) -> None:
-    try:
-        value = parse_format(text)
-    except UsageError as error:
-        assert "\n" not in error.message + error.hint
-        return
-    again = parse_format(value.spelling)
-    assert again == value
-    assert again.spelling == value.spelling
-    assert value.spelling == value.spelling.lower().replace(" ", "")
-
-
 @given(st.sampled_from(grammar.PAIRS), st.sampled_from([16, 32, 64]), st.integers(1, 8))
 def test_pairs_round_trip(name: str, group: int, blocks: int) -> None:
     pair = parse_kv(f"{name}/{group},recent={group * blocks}")
@@ -99,9 +71,16 @@ def test_canonical(text: str, canonical: str) -> None:
         ("int8,scale=fp12", "scale=fp12", "fp16"),
         ("int8,recent=0", "recent=0", "recent=128"),
         ("lm4", "needs rot", "lm4,rot"),
+        ("int8,asym,scale=e8m0", "powers of two", "drop asym"),
+        ("fp4_e2m1:tensor,global=fp32", "global", "drop global"),
+        ("int4:channel,pack=slot", "static", "drop pack"),
+        ("fp8_e4m3,pack=page", "static", "drop pack"),
+        ("int4:channel/32,pack=slot", "a slot is one token", "pack=page"),
         ("int8,", "not understood", "known"),
         ("", "unknown format", "known"),
         ("kivi3", "unknown format", "kivi"),
+        ("nvfp4:group/8", "nvfp4 takes no granularity", "just nvfp4"),
+        ("q8_0,row", "q8_0 takes no granularity", "just q8_0"),
         ("kivi2/7x", "KIVI pair", "kivi2"),
         ("kivi2/32,recent=100", "not a multiple", "recent=128"),
     ],
@@ -112,6 +91,12 @@ def test_refused(text: str, message: str, hint: str) -> None:
     assert message in caught.value.message
     assert hint in caught.value.hint
     assert "\n" not in caught.value.message + caught.value.hint
+
+
+def test_a_pair_is_no_format_of_one_tensor() -> None:
+    with pytest.raises(UsageError, match="pair") as caught:
+        parse_any("kivi2/64")
+    assert caught.value.hint == "write --kv kivi2/64"
 
 
 def test_defaults() -> None:

@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplan.errors import UnsupportedError, UsageError
-from kvplan.formats.grammar import NAMES, parse_any, parse_kv
+from kvplan.errors import UsageError
+from kvplan.formats.grammar import Pair, parse_any, parse_kv
 from kvplan.formats.grid import Tensor, bind
 from kvplan.formats.layout import Layout
 
+# Formats that a view can describe, with or without a kernel.
 BUILT = [
-    "fp32", "fp16", "bf16", "int2", "fp8_e4m3", "fp8_e4m3:head", "fp8_e4m3:token", "fp8_e5m2", "fp8_e5m2:head",
-    "fp8_e5m2:token",
+    "fp32", "fp16", "bf16", "int2", "int4", "int4:group/32,asym", "fp4_e2m1", "fp8_e4m3", "fp8_e4m3:head",
+    "fp8_e4m3:token", "fp8_e4m3:channel", "fp8_e4m3:group/32", "fp8_e5m2", "fp8_e5m2:head", "fp8_e5m2:token",
     *(f"int8:{where}{asym}" for where in ("tensor", "head", "channel", "token", "channel/32", "group/32")
       for asym in ("", ",asym")),
 ]  # fmt: skip
@@ -35,7 +36,11 @@ def row_bytes(layout: Layout) -> Fraction:
     ("k", "v", "expected"),
     [("fp16", "fp16", 512), ("int8", "int8", 260), ("int8:token,asym", "int8:token,asym", 264),
      ("int8", "fp8_e4m3", 258), ("int8:group/32", "int8", 266), ("int2", "int2", 68), ("int2,asym", "int2,asym", 72),
-     ("int8,scale=fp32", "int8,scale=fp32", 264), ("int8:channel/32", "int8", 128 + 8 + 130)],
+     ("int8,scale=fp32", "int8,scale=fp32", 264), ("int8:channel/32", "int8", 128 + 8 + 130),
+     ("int6", "int5:group/32", 98 + 88), ("int4", "int4:group/64,asym", 66 + 72), ("int3", "int3:channel/64", 50 + 52),
+     ("fp8_e4m3:group/32", "fp8_e4m3:channel/64", 136 + 132), ("fp4_e2m1", "fp4_e2m1:token", 80 + 66),
+     ("lm4,rot", "lm2:group/64,rot", 66 + 36), ("int8,rot", "int4:head,rot", 130 + 64),
+     ("int8,pack=slot", "int8:channel/32,asym,scale=fp32,pack=page", 130 + 160), ("int4,scale=model", "bf16", 322)],
 )  # fmt: skip
 def test_row_bytes(k: str, v: str, expected: int) -> None:
     assert row_bytes(pair(k, v)) == expected
@@ -49,7 +54,9 @@ def test_static_formats_are_exactly_half() -> None:
 @pytest.mark.parametrize(
     ("text", "heads", "constant"),
     [("int8:tensor", 8, 8), ("int8:head", 8, 64), ("int8:channel", 8, 8192), ("int8:channel,asym", 8, 16384),
-     ("fp8_e4m3", 8, 8), ("fp8_e4m3:head,scale=fp16", 8, 32), ("int8", 8, 0), ("bf16", 8, 0)],
+     ("fp8_e4m3", 8, 8), ("fp8_e4m3:head,scale=fp16", 8, 32), ("int8", 8, 0), ("bf16", 8, 0),
+     ("int4:channel", 8, 8192), ("fp8_e4m3:channel,scale=fp16", 8, 4096), ("fp4_e2m1,global=fp32", 8, 8),
+     ("lm4,rot", 8, 0), ("int8,rot", 8, 0)],
 )  # fmt: skip
 def test_constant_bytes(text: str, heads: int, constant: int) -> None:
     assert pair(text, text, heads=heads).fixed_bytes("layer") == constant
@@ -77,8 +84,10 @@ def test_page_bytes_are_the_sum_of_planes(k: str, v: str, dim: int, heads: int) 
     assert layout.page_multiple in (1, 32)
 
 
-@given(st.sampled_from(["int8:channel/32", "int8:channel/32,recent=96", "int8,recent=128", "int8,recent=64,flush=whole"]),
-       st.integers(0, 5000))  # fmt: skip
+@given(
+    st.sampled_from(["int8:channel/32", "int4:channel/32,recent=96", "int2,recent=128", "int8,recent=64,flush=whole"]),
+    st.integers(0, 5000),
+)
 def test_split(text: str, tokens: int) -> None:
     t = pair(text, text).tensor("k")
     packed, recent = t.split(tokens)
@@ -92,20 +101,42 @@ def test_split(text: str, tokens: int) -> None:
 
 
 def test_kivi_splits_k_and_v_apart() -> None:
-    pair_ = parse_kv("kivi2")
-    with pytest.raises(UnsupportedError, match="channel/32"):
-        bind([Tensor("k", pair_.k, 128), Tensor("v", pair_.v, 128)], 8, "bf16")  # type: ignore[union-attr]
+    """K keeps S mod R whole, V the last R; before the first flush neither has codes."""
+    chosen = parse_kv("kivi2")
+    assert isinstance(chosen, Pair)
+    layout = bind([Tensor("k", chosen.k, 128), Tensor("v", chosen.v, 128)], 8, "bf16")
+    k, v = layout.tensor("k"), layout.tensor("v")
+    assert [(k.split(n), v.split(n)) for n in (100, 128, 300)] == [
+        ((0, 100), (0, 100)), ((128, 0), (0, 128)), ((256, 44), (172, 128)),
+    ]  # fmt: skip
+    assert {p.name: (p.tokens, p.slot_bytes) for p in layout.scoped("page")} == {
+        "k_codes": (1, 32), "v_codes": (1, 32), "meta_fp16_per_32": (32, 512), "meta_fp16": (1, 16),
+    }  # fmt: skip
+    assert layout.fixed_bytes("residual") == 8 * 2 * 128 * 256
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["int4", "int6:group/32", "int3:token,asym", "int8,rot", "int8,pack=slot", "int8:group/32,row", "lm4,rot",
-     "fp4_e2m1", "fp8_e4m3:channel", "fp8_e4m3:group/32", "int2:group/32", "int8,rope=fp16", "int8,scale=e8m0", *NAMES],
-)  # fmt: skip
-def test_spelling_without_a_layout_is_refused_by_name(text: str) -> None:
-    with pytest.raises(UnsupportedError) as caught:
-        pair(text, text)
-    assert parse_any(text).spelling in caught.value.message
+def test_codes_of_no_power_of_two_are_a_low_and_a_high_part() -> None:
+    layout = pair("int5", "lm3,rot", dim=96, heads=2)
+    widths = {p.name: (p.storage, p.slot_bytes) for p in layout.scoped("page")}
+    assert widths == {
+        "k_codes": ("int4", 48), "k_high": ("int1", 12), "v_codes": ("int2", 24), "v_high": ("int1", 12),
+        "meta_fp16": ("fp16", 4),
+    }  # fmt: skip
+
+
+def test_a_row_of_the_rank_holds_groups_across_heads() -> None:
+    """Two heads of 80 channels: 160 = 5 x 32, though 32 does not divide 80."""
+    layout = pair("int4:group/32,row", "bf16", dim=80, heads=2)
+    codes, meta = layout.plane("k", "codes"), layout.plane("k", "scale")
+    assert (codes.heads(2), codes.slot_bytes, meta.heads(2), meta.slot_bytes) == (1, 80, 1, 10)
+    assert layout.page_bytes(16) == 16 * (80 + 10 + 2 * 160)
+    with pytest.raises(UsageError, match="1 x 80 channels"):
+        pair("int4:group/32,row", "bf16", dim=80, heads=1)
+
+
+def test_a_scale_above_the_scales_is_constant() -> None:
+    layout = pair("nvfp4", "nvfp4", heads=8)
+    assert (layout.page_bytes(16), layout.fixed_bytes("layer")) == (16 * 8 * 144, 8)
 
 
 def test_group_must_divide() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,12 @@ import pytest
 REPO = Path(__file__).resolve().parents[2]
 INSTALLED = "installed"
 RECORDED = {
-    "decode int8 int8": 2.12,
-    "decode fp8_e4m3 fp8_e4m3": 1.78,
-    "decode bf16 bf16": 1.31,
+    "decode bf16 bf16": 1.070,
+    "decode fp16 fp16": 1.070,
+    "decode int8 int8": 2.023,
+    "decode int8:head int8:head": 1.863,
+    "decode fp8_e4m3 fp8_e4m3": 1.469,
+    "decode int8 fp8_e4m3": 1.820,
 }
 """Thread instructions per element of K and V in the loop, on Triton 3.6.0."""
 
@@ -35,9 +39,10 @@ def compiled(folder: str) -> dict[str, Any]:
     path = [] if folder == INSTALLED else [folder]
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([*path, str(REPO), str(REPO / "kernels")])
-    done = subprocess.run(
-        [sys.executable, "-m", "kvplan_kernels.aot_check"], env=environment, capture_output=True, text=True, check=False
-    )
+    with tempfile.TemporaryDirectory() as fresh:
+        environment["TRITON_CACHE_DIR"] = fresh
+        command = [sys.executable, "-m", "kvplan_kernels.aot_check"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 
@@ -57,10 +62,10 @@ def test_kernels_compile_to_asynchronous_copies_and_matrix_instructions(folder: 
         assert oldest or kernel["spills"] == 0, kernel
 
 
-def test_loop_is_no_longer_than_recorded_on_the_pinned_triton() -> None:
+def test_loop_is_as_long_as_recorded_on_the_pinned_triton() -> None:
     found = compiled(INSTALLED)
     if found["triton"] != "3.6.0":
         pytest.skip("instruction counts are recorded for Triton 3.6.0")
     counts = {k["kernel"]: k["per_element"] for k in found["kernels"]}
     for name, recorded in RECORDED.items():
-        assert counts[name] <= recorded * 1.05, (name, counts[name])
+        assert abs(counts[name] / recorded - 1) <= 0.05, (name, counts[name])

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,7 +11,7 @@ from kvplan_kernels.codecs.grid import saturated as count_saturated
 from kvplan_kernels.store.append import append
 from kvplan_kernels.store.reference import read_reference, write_reference
 from kvplan_kernels.store.static import calibrate_cache, get_static, set_static
-from kvplan_kernels.testing import REFERENCE_ONLY, WITH_KERNEL, as_bytes, differing_bytes, layout_of, poison
+from kvplan_kernels.testing import DEVICE, REFERENCE_ONLY, WITH_KERNEL, as_bytes, differing_bytes, layout_of, poison
 
 from kvplan.errors import UnsupportedError
 
@@ -29,13 +24,13 @@ def make(spelling: str, v: str = "", dims: tuple[int, int] = (64, 64), heads: in
     layout = layout_of(spelling, v, dims, heads)
     page = PAGE if PAGE % layout.page_multiple == 0 else layout.page_multiple
     shuffle = torch.Generator().manual_seed(1)
-    cache = allocate(layout, num_sequences=2, max_tokens=tokens, page_size=page, device="cpu", shuffle=shuffle)
+    cache = allocate(layout, num_sequences=2, max_tokens=tokens, page_size=page, device=DEVICE, shuffle=shuffle)
     poison(cache, 0xAA)
     return cache
 
 
 def sample(dim: int, heads: int = 2, tokens: int = TOKENS, seed: int = 0) -> torch.Tensor:
-    return torch.randn(2, tokens, heads, dim, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(2, tokens, heads, dim, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
 def nasty(dim: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -49,19 +44,19 @@ def nasty(dim: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
     x[1, 6] *= 1e-39
     x[1, 7, 0, 0], x[1, 7, 1, 0], x[1, 8] = torch.inf, torch.nan, -torch.inf
     # Exact ties of a scale of 1: halves.
-    x[0, 9] = torch.arange(dim) % 255 - 126.5
+    x[0, 9] = torch.arange(dim, device=DEVICE) % 255 - 126.5
     x[0, 9, :, 0] = 127.0
     return x.to(dtype)
 
 
 def write_both(a: Cache, b: Cache, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The same three ragged writes through kernel and reference, with counters of saturated values."""
-    counters = [torch.zeros(2, a.layout.heads, dtype=torch.int64) for _ in range(2)]
+    counters = [torch.zeros(2, a.layout.heads, dtype=torch.int64, device=DEVICE) for _ in range(2)]
     for cache, write, counter in zip((a, b), (append, write_reference), counters, strict=True):
         calibrate_cache(cache, k[:, 10:].nan_to_num(0), v[:, 10:].nan_to_num(0))
         write(cache, k[:, :5], v[:, :5], saturated=counter)
         write(cache, k[:, 5:6], v[:, 5:6], saturated=counter)
-        counts = torch.tensor([k.shape[1] - 6, 9], dtype=torch.int32)
+        counts = torch.tensor([k.shape[1] - 6, 9], dtype=torch.int32, device=DEVICE)
         write(cache, k[:, 6:], v[:, 6:], counts=counts, saturated=counter)
     return counters[0], counters[1]
 
@@ -70,7 +65,11 @@ def write_both(a: Cache, b: Cache, k: torch.Tensor, v: torch.Tensor) -> tuple[to
 @pytest.mark.parametrize("spelling", WITH_KERNEL)
 def test_codes_scales_and_counters_are_bit_exact(spelling: str, dtype: torch.dtype) -> None:
     a, b = make(spelling), make(spelling)
-    got, want = write_both(a, b, nasty(64, dtype), nasty(64, dtype, seed=9))
+    k, v = nasty(64, dtype), nasty(64, dtype, seed=9)
+    if not a.layout.view("k").quantised:
+        # Which NaN a conversion makes is the device's choice.
+        k, v = (x.nan_to_num(0.0, torch.inf, -torch.inf) for x in (k, v))
+    got, want = write_both(a, b, k, v)
     assert differing_bytes(a, b) == {}
     assert a.lengths.tolist() == b.lengths.tolist() == [TOKENS, 15]
     assert torch.equal(got, want)
@@ -101,11 +100,11 @@ def test_every_16_bit_input_and_random_fp32_bits(spelling: str) -> None:
     patterns = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
     bits = torch.randint(-(2**31), 2**31 - 1, (2**16,), generator=torch.Generator().manual_seed(0))
     inputs = (patterns.view(torch.float16), patterns.view(torch.bfloat16), bits.to(torch.int32).view(torch.float32))
-    for x in inputs:
-        k = x.view(2, 128, 1, 256)
-        caches = [make(spelling, "fp32", (256, 256), 1, 128) for _ in range(2)]
+    for x, same in zip(inputs, ("fp16", "bf16", "fp32"), strict=True):
+        k = x.view(2, 128, 1, 256).to(DEVICE)
+        caches = [make(spelling, same, (256, 256), 1, 128) for _ in range(2)]
         for cache, write in zip(caches, (append, write_reference), strict=True):
-            set_static(cache, "k", {"scale": torch.full((1, 1), 0.37)})
+            set_static(cache, "k", {"scale": torch.full((1, 1), 0.37, device=DEVICE)})
             write(cache, k, k)
         assert differing_bytes(*caches) == {}, x.dtype
 
@@ -153,7 +152,7 @@ def packed_fields(cache: Cache, role: str, tokens: int) -> dict[str, torch.Tenso
     return found
 
 
-@pytest.mark.parametrize("spelling", ["bf16", "int8", "int8,asym", "int8:channel", "int8:group/32", "fp8_e4m3:token"])
+@pytest.mark.parametrize("spelling", ["bf16", "int8,asym", "int8:group/32", "fp8_e4m3:head"])
 @settings(max_examples=4, deadline=None)
 @given(chunks=st.lists(st.sampled_from([1, 2, 3, 7, 16, 17, 33]), min_size=2, max_size=5))
 def test_the_kernel_does_not_care_how_rows_are_cut(spelling: str, chunks: list[int]) -> None:
@@ -173,11 +172,11 @@ def test_the_kernel_does_not_care_how_rows_are_cut(spelling: str, chunks: list[i
 
 def test_strided_rows_and_counts() -> None:
     """Rows may come from a fused projection; count 0 leaves a sequence as it is."""
-    fused = torch.randn(2, 5, 2, 3 * 64, generator=torch.Generator().manual_seed(0)).half()
+    fused = torch.randn(2, 5, 2, 3 * 64, generator=torch.Generator().manual_seed(0)).half().to(DEVICE)
     k, v = fused[..., :64], fused[..., 64:128]
     a, b = make("int8"), make("int8")
-    append(a, k, v, counts=torch.tensor([0, 5], dtype=torch.int32))
-    write_reference(b, k.contiguous(), v.contiguous(), counts=torch.tensor([0, 5]))
+    append(a, k, v, counts=torch.tensor([0, 5], dtype=torch.int32, device=DEVICE))
+    write_reference(b, k.contiguous(), v.contiguous(), counts=torch.tensor([0, 5], device=DEVICE))
     assert differing_bytes(a, b) == {}
     assert a.lengths.tolist() == [0, 5]
 
@@ -186,7 +185,7 @@ def test_saturation_counts_what_a_drift_clips() -> None:
     k = sample(64).half()
     cache = make("int8:head")
     calibrate_cache(cache, k, k)
-    counter = torch.zeros(2, 2, dtype=torch.int64)
+    counter = torch.zeros(2, 2, dtype=torch.int64, device=DEVICE)
     append(cache, k, k, saturated=counter)
     assert counter.sum() == 0
     static = get_static(cache, "k")
@@ -209,8 +208,11 @@ def test_rows_beyond_the_page_table_are_refused_or_dropped() -> None:
     with pytest.raises(ValueError, match="20 tokens do not fit"):
         append(cache, k[:, :4], k[:, :4], max_length=20)
     append(cache, k[:, :12], k[:, :12])
-    append(cache, k[:, :12], k[:, :12])
+    append(cache, k[:, 12:], k[:, 12:])
     assert cache.lengths.tolist() == [16, 16]
+    want = make("int8", tokens=16)
+    write_reference(want, k[:, :16], k[:, :16])
+    assert differing_bytes(cache, want) == {}
     with pytest.raises(ValueError, match="do not fit the 16"):
         write_reference(cache, k[:, :1], k[:, :1])
 
@@ -218,7 +220,7 @@ def test_rows_beyond_the_page_table_are_refused_or_dropped() -> None:
 @pytest.mark.parametrize("spelling", [*REFERENCE_ONLY, "int2"])
 def test_formats_without_a_kernel_are_refused_by_name(spelling: str) -> None:
     k = sample(64, tokens=1)
-    with pytest.raises(UnsupportedError, match="int2" if spelling == "int2" else spelling.split(",")[0]):
+    with pytest.raises(UnsupportedError, match=layout_of(spelling).tensor("k").spelling):
         append(make(spelling), k, k)
 
 
@@ -236,16 +238,4 @@ def test_formats_without_a_kernel_are_refused_by_name(spelling: str) -> None:
 def test_the_door_refuses_what_does_not_fit(change: dict[str, torch.Tensor], message: str) -> None:
     given = {"k": torch.zeros(2, 3, 2, 64), "v": torch.zeros(2, 3, 2, 64)} | change
     with pytest.raises(ValueError, match=message):
-        append(make("int8"), **given)  # type: ignore[arg-type]
-
-
-def test_kernels_compile_ahead_of_time_for_sm_90() -> None:
-    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    done = subprocess.run(
-        [sys.executable, "-m", "kvplan_kernels.store.aot_check"], env=env, capture_output=True, text=True, timeout=240
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    rows = json.loads(done.stdout)["kernels"]
-    assert len(rows) == 21
-    assert all(row["spills"] == 0 for row in rows), rows
+        append(make("int8"), **{name: x.to(DEVICE) for name, x in given.items()})  # type: ignore[arg-type]

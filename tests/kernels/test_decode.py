@@ -19,7 +19,7 @@ from kvplan.errors import UnsupportedError
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMALL = DecodeConfig(block_tokens=32, num_warps=1, num_stages=3, ctas_per_sm=1)
-LENGTHS = [0, 1, 31, 32, 33, 128, 129, 243]
+LENGTHS = [0, 1, 31, 32, 33, 129, 128]
 
 
 def filled(
@@ -154,7 +154,7 @@ def test_tile_starts_sum_over_more_requests_than_one_block() -> None:
 
 
 def test_many_requests_share_few_programs() -> None:
-    lengths = [0] * 5 + [3, 40, 0, 1] * 35 + [0]
+    lengths = [0] * 5 + [3, 40] + [0] * 125 + [70, 0, 1, 33, 5, 0]
     cache = filled("int8", lengths=lengths, heads=1, page_size=64)
     assert_right(query(cache, 1), cache, SMALL)
 

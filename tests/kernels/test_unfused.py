@@ -9,7 +9,7 @@ from kvplan_kernels.attention.unfused import dense_decode, dequantise, scratch_b
 from kvplan_kernels.cache import Cache, allocate
 from kvplan_kernels.store.reference import read_reference, write_reference
 from kvplan_kernels.store.static import calibrate_cache
-from kvplan_kernels.testing import KERNEL, WITH_KERNEL, layout_of, poison, relative_error
+from kvplan_kernels.testing import DEVICE, KERNEL, WITH_KERNEL, layout_of, poison, relative_error
 
 from kvplan.errors import UnsupportedError
 
@@ -20,20 +20,25 @@ def filled(k: str, v: str = "", dims: tuple[int, int] = (96, 64)) -> Cache:
     """Three sequences of unequal length in shuffled pages whose unused bytes are NaN."""
     shuffle = torch.Generator().manual_seed(1)
     layout = layout_of(k, v, dims, HEADS)
-    cache = allocate(layout, num_sequences=3, max_tokens=48, page_size=16, device="cpu", shuffle=shuffle)
+    cache = allocate(layout, num_sequences=3, max_tokens=48, page_size=16, device=DEVICE, shuffle=shuffle)
     poison(cache, 0xFF)
     generator = torch.Generator().manual_seed(2)
-    x, y = (torch.randn(3, 37, HEADS, d, generator=generator) for d in dims)
+    x, y = (torch.randn(3, 37, HEADS, d, generator=generator).to(DEVICE) for d in dims)
     calibrate_cache(cache, x, y)
-    write_reference(cache, x, y, counts=torch.tensor(LENGTHS))
+    write_reference(cache, x, y, counts=torch.tensor(LENGTHS, device=DEVICE))
     return cache
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("spelling", WITH_KERNEL)
-def test_dequantised_values_are_the_references_and_tails_are_zero(spelling: str, dtype: torch.dtype) -> None:
+def test_dequantised_values_are_the_references_and_tails_are_zero(spelling: str) -> None:
     cache = filled(spelling)
-    k, v = (torch.full((3, HEADS, TOKENS, d), 9.0, dtype=dtype) for d in (96, 64))
+    check_dequantised(cache, spelling, torch.float16)
+    if spelling in ("fp32", "fp16", "bf16", "int8", "int8:channel,asym"):
+        check_dequantised(cache, spelling, torch.bfloat16)
+
+
+def check_dequantised(cache: Cache, spelling: str, dtype: torch.dtype) -> None:
+    k, v = (torch.full((3, HEADS, TOKENS, d), 9.0, dtype=dtype, device=DEVICE) for d in (96, 64))
     dequantise(cache, k, v)
     for b, length in enumerate(LENGTHS):
         for role, out in (("k", k), ("v", v)):
@@ -49,7 +54,7 @@ def test_dequantised_values_are_the_references_and_tails_are_zero(spelling: str,
 @pytest.mark.parametrize(("k", "v"), [("fp16", "fp16"), ("int8", "int8,asym"), ("fp8_e4m3", "int8:channel")])
 def test_unfused_decode_matches_float64(k: str, v: str) -> None:
     cache = filled(k, v)
-    q = torch.randn(3, 6, 96, generator=torch.Generator().manual_seed(3)).half()
+    q = torch.randn(3, 6, 96, generator=torch.Generator().manual_seed(3)).half().to(DEVICE)
     stored = [lambda b, role=role: read_reference(cache, role, b) for role in ("k", "v")]
     out = unfused_decode(q, cache, 0.1)
     assert (out[2] == 0).all()
@@ -61,7 +66,7 @@ def test_unfused_decode_matches_float64(k: str, v: str) -> None:
 
 def test_grouped_queries_equal_torchs_own_grouping() -> None:
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(*s, generator=generator) for s in ((2, 6, 64), (2, 2, 30, 64), (2, 2, 30, 64)))
+    q, k, v = (torch.randn(*s, generator=generator).to(DEVICE) for s in ((2, 6, 64), (2, 2, 30, 64), (2, 2, 30, 64)))
     attention = torch.nn.functional.scaled_dot_product_attention
     want = attention(q[:, :, None], k, v, scale=0.2, enable_gqa=True)[:, :, 0]
     torch.testing.assert_close(dense_decode(q, k, v, None, 0.2), want)
@@ -74,7 +79,7 @@ def test_scratch_bytes_are_what_the_path_allocates() -> None:
 
 
 def test_refusals() -> None:
-    out = torch.empty(3, HEADS, 16, 96), torch.empty(3, HEADS, 16, 64)
+    out = torch.empty(3, HEADS, 16, 96, device=DEVICE), torch.empty(3, HEADS, 16, 64, device=DEVICE)
     with pytest.raises(UnsupportedError, match="recent=8"):
         dequantise(filled("int8,recent=8"), *out)
     with pytest.raises(ValueError, match="v: want"):

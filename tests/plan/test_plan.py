@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvplan.breakdown import from_dict
-from kvplan.errors import InputError, KvplanError, UnsupportedError, UsageError
+from kvplan.errors import InputError, KvplanError, UsageError
 from kvplan.plan import Plan, PlanRequest, ladder_lengths, legal_tps, make_plan
 from kvplan.specs.load import list_models, load_model
 from kvplan.specs.model import ModelSpec
@@ -82,7 +82,7 @@ def test_the_top_level_keys() -> None:
 @pytest.mark.parametrize("model", list_models())
 @pytest.mark.parametrize("fmt", ["bf16", "int8", "int8:channel/32,asym", "fp8_e4m3:head"])
 def test_figures_and_trees_agree(model: str, fmt: str) -> None:
-    data = plan(model, context=3000, batch=2, k=fmt, v=fmt, latent=fmt, index=fmt).to_dict()
+    data = plan(model, context=3000, beyond_max=True, batch=2, k=fmt, v=fmt, latent=fmt, index=fmt).to_dict()
     kv, trees = data["kv"], data["breakdown"]
     assert from_dict(trees["logical"]).nbytes == kv["logical_bytes"]
     assert from_dict(trees["allocated"]).nbytes == kv["allocated_bytes"]
@@ -183,8 +183,7 @@ def test_what_kv_means_for_a_latent() -> None:
         plan("deepseek-v3", kv="int8")
     assert "--latent" in refused.value.hint
     assert plan("deepseek-v3.2", kv="int8", latent="bf16").request.index == "bf16"
-    with pytest.raises(UnsupportedError):
-        plan("deepseek-v3", kv="fp8_ds_mla")
+    assert plan("deepseek-v3", kv="fp8_ds_mla").request.latent == "fp8_ds_mla"
 
 
 def test_a_model_of_states_only() -> None:
@@ -217,7 +216,7 @@ def test_options_without_effect_are_noted() -> None:
         ({"page_size": 0}, "page size"),
         ({"kv": "int8:channel/32", "page_size": 100}, "page size 100"),
         ({"kv": "int8:group/48"}, "do not divide"),
-        ({"kv": "kivi2"}, "no layout yet"),
+        ({"kv": "fp8_ds_mla"}, "for a latent"),
         ({"weights_dtype": "fp5"}, "weights dtype"),
         ({"weights_dtype": "published"}, "published"),
         ({"gpu": "h200", "gpu_memory": 1}, "both given"),

@@ -39,7 +39,7 @@ def combine_kernel(
     total = tl.load(TILE_STARTS + num_requests).to(tl.int64) * HKV
     programs = tl.minimum(num_programs, total)
     begin = start * HKV + (i_pair % HKV) * tiles
-    # The program that owns tile t is the least i with (i + 1) * total > t * programs ... see work.py.
+    # Program i owns tile t if i * total // programs <= t < (i + 1) * total // programs: solved for i.
     first = ((begin + 1) * programs - 1) // tl.maximum(total, 1)
     last = ((begin + tiles) * programs - 1) // tl.maximum(total, 1)
     count = tl.where(tiles > 0, last - first + 1, 0).to(tl.int32)

@@ -17,6 +17,8 @@ from kvplan_kernels.dialect import LEAST_COLUMNS
 
 # Shared memory of one SM that programs may fill, bytes: 228 KiB on sm_90 less 1 KiB kept per program.
 SM_BYTES = 220 * 1024
+# Head dimension of the table's entries.
+TABLE_DIM = 128
 INTERPRETER_SMS = 4
 
 
@@ -51,7 +53,7 @@ class DecodeConfig:
 
 TABLE = {
     "16 bit": DecodeConfig(32, 1, 3, 4),
-    "int8": DecodeConfig(64, 2, 3, 4),
+    "int8": DecodeConfig(64, 1, 3, 4),
     "fp8": DecodeConfig(64, 1, 3, 4),
 }
 
@@ -65,20 +67,23 @@ def format_class(layout: Layout) -> str:
 
 
 def default_config(layout: Layout, page_size: int, group: int) -> DecodeConfig:
-    """The table's entry, made to fit the page size, the query heads per KV head and, for long rows, shared memory.
+    """The table's entry, fitted to the head dimension, the query heads per KV head, the page size and shared memory.
 
     Raises:
         UnsupportedError: pages whose size is no multiple of 16 tokens.
     """
     config = TABLE[format_class(layout)]
-    tokens = gcd(page_size, config.block_tokens)
+    warps, ctas = config.num_warps, config.ctas_per_sm
+    dim = max(1 << (layout.view(role).dim - 1).bit_length() for role in ("k", "v"))
+    # The same bytes per tile at every head dimension.
+    tokens = min(128, max(32, config.block_tokens * TABLE_DIM // dim))
+    if (dim > TABLE_DIM or max(LEAST_COLUMNS, group) > 8) and warps == 1:
+        # Longer rows or more heads need more registers for queries and outputs than one warp has.
+        warps = 2
+    tokens = gcd(page_size, tokens)
     if tokens < 16:
         raise UnsupportedError(f"page size {page_size} is no multiple of 16", "use pages of 16, 32, 64 or 128 tokens")
-    row_bytes = sum(2 * padded_words(layout.view(r).words) for r in ("k", "v"))
-    warps, ctas = config.num_warps, config.ctas_per_sm
-    if max(LEAST_COLUMNS, group) > 8 and warps == 1:
-        # Twice the columns need twice the registers for scores and outputs.
-        warps, ctas = 2, max(2, ctas // 2)
+    row_bytes = sum(2 * padded_words(layout.view(role).words) for role in ("k", "v"))
     in_flight = (config.num_stages - 1) * row_bytes
     while ctas * tokens * in_flight > SM_BYTES and ctas * warps > 4:
         ctas //= 2

@@ -1,7 +1,7 @@
 """One tile of tokens in registers: query planes, scores, softmax step, outputs. Shared by the attention kernels.
 
 Tokens lie on the MMA's M axis and query heads on N: scores are `[BN, HEADS]`, outputs `[words, HEADS]`, one tile per
-plane of channels. Both K and V tiles are loaded as `[words, BN]`; any other spelling costs Triton its asynchronous copies.
+plane of channels. Both K and V tiles are loaded as `[words, BN]`; other spellings cost the asynchronous copies.
 """
 
 import triton
@@ -85,6 +85,18 @@ def attend(
 
 
 @triton.jit
+def word_offsets(T: tl.constexpr, W: tl.constexpr, BN: tl.constexpr):
+    """Offsets [W, BN] of a tile's words, from its first. W: words of a row, padded."""
+    if T.words == W:
+        # One range, reshaped: addresses then differ by constants, which the compiler puts into the copy instructions.
+        # As token * words + word it would keep a register pair and two additions for each copy.
+        flat = tl.trans(tl.arange(0, BN * W).reshape(BN, W))
+        return tl.max_contiguous(tl.multiple_of(flat, (8, 1)), (8, 1))
+    else:
+        return tl.arange(0, BN)[None, :] * T.words + tl.arange(0, W)[:, None]
+
+
+@triton.jit
 def load_words(p_row, o_words, o_word, m_token, T: tl.constexpr, MASKED: tl.constexpr):
     """Tile of words [padded words, BN]; padding and rows beyond the length read 0, whatever the page holds there."""
     PADDED: tl.constexpr = o_word.shape[0] != T.words
@@ -141,13 +153,11 @@ def zero_planes(W: tl.constexpr, HEADS: tl.constexpr, PLANES: tl.constexpr):
 
 
 @triton.jit
-def finish_output(
-    acc, b_inverse, V_SCALE, V_ZERO, i_head, o_channel, m_word, V: tl.constexpr, V_UNIT: tl.constexpr
-):
+def finish_output(acc, b_inverse, V_SCALE, V_ZERO, i_head, o_channel, m_word, V: tl.constexpr, V_UNIT: tl.constexpr):
     """One plane [VW, HEADS] divided by the softmax sum, with the static scale and zero of V."""
     b_out = acc * (b_inverse * (2.0**-V_UNIT))[None, :]
     if V.has_static_scale:
-        o_static = (i_head * V.static_items if V.static_per_head else 0) + (o_channel if V.static_items > 1 else 0 * o_channel)
+        o_static = o_channel * (1 if V.static_items > 1 else 0) + (i_head * V.static_items if V.static_per_head else 0)
         b_scale = tl.load(V_SCALE + o_static, mask=m_word, other=0.0).to(tl.float32)
         b_out = b_out * b_scale[:, None]
         if V.asym:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
@@ -34,6 +35,10 @@ def read_kernel(p_x, p_out, ITERS: tl.constexpr, BLOCK: tl.constexpr):
     tl.store(p_out + i_program, tl.sum(b_sum, 0))
 
 
+def _read(x: torch.Tensor, *, out: torch.Tensor, block: int, iters: int, warps: int) -> None:
+    read_kernel[(out.shape[0],)](x, out, ITERS=iters, BLOCK=block, num_warps=warps)
+
+
 def measure_roof(device: torch.device | str = "cuda") -> Roof:
     """Read 1 GiB several ways and keep the fastest; two buffers rotate, so nothing stays in the L2."""
     words = ROOF_BYTES // 4
@@ -43,14 +48,12 @@ def measure_roof(device: torch.device | str = "cuda") -> Roof:
         programs = words // (block * iters)
         out = torch.empty(programs, dtype=torch.int32, device=device)
 
-        def read(x: torch.Tensor, out: torch.Tensor = out, block: int = block, iters: int = iters, warps: int = warps) -> None:
-            read_kernel[(out.shape[0],)](x, out, ITERS=iters, BLOCK=block, num_warps=warps)
-
+        read = partial(_read, out=out, block=block, iters=iters, warps=warps)
         read(buffers[0])
         want = buffers[0].view(programs, iters * block).sum(1, dtype=torch.int64)
         if not torch.equal(out.to(torch.int64) & 0xFFFFFFFF, want & 0xFFFFFFFF):
             raise AssertionError("the read-only kernel read wrongly: no roof, no shares of it")
-        timing = graph_time([lambda x=x: read(x) for x in buffers])
+        timing = graph_time([partial(read, x) for x in buffers])
         rate = ROOF_BYTES / timing.seconds
         if best is None or rate > best.bytes_per_second:
             best = Roof(rate, ROOF_BYTES, f"block {block}, iterations {iters}, warps {warps}", timing)

@@ -103,7 +103,8 @@ def _metadata(view: TensorView, grid: Grid, extent: tuple[Tensor, Tensor]) -> En
     """Scale (and zero) in their storage dtype, from the (min, max) that they must cover."""
     low, high = extent
     dtype = DTYPES[view.meta_storage]
-    span = high - low if view.asym else torch.maximum(high, -low)
+    # A row of one infinity has no range: inf - inf is no number.
+    span = (high - low).where(high != low, 0.0) if view.asym else torch.maximum(high, -low)
     # A divisor that is a tensor on the device: CUDA turns division by a Python number into a multiplication.
     scale = (span / span.new_tensor(grid.divisor)).clamp(grid.scale_min, grid.scale_max).to(dtype)
     if not view.asym:

@@ -111,7 +111,7 @@ def unpack_e5m2(w):
 
 @triton.jit
 def unpack_e4m3(w, NATIVE: tl.constexpr):
-    """e4m3 by the hardware's conversion, or (before sm_89) as value * 2^-8 by moving its bits; then NaN reads as 480."""
+    """e4m3 by the hardware's conversion, or before sm_89 as value * 2^-8 by moving its bits (NaN then reads as 480)."""
     if INTERPRET:
         return e4m3_twin(w & 0xFF), e4m3_twin((w >> 8) & 0xFF)
     elif NATIVE:
@@ -192,7 +192,7 @@ def meta_value(words, o_token, AT: tl.constexpr, T: tl.constexpr):
 
 @triton.jit
 def scale_columns(p, scale):
-    """`p` [BN, M] fp32 times a scale per token [BN] -> fp16; fp16 scales by packed multiplies, which Triton won't emit."""
+    """`p` [BN, M] fp32 times a scale per token [BN] -> fp16; fp16 scales by packed multiplies, which Triton lacks."""
     if scale.dtype == tl.float16 and not INTERPRET:
         return tl.inline_asm_elementwise(
             "mul.rn.f16x2 $0, $1, $2;",

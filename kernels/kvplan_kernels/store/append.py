@@ -93,11 +93,12 @@ def _encode_row_scaled(x, m, p_meta, m_token, L: tl.constexpr, G: tl.constexpr):
     STORAGE: tl.constexpr = L.meta_storage
     if L.asym:
         # + 0.0 makes -0 into 0: which of the two is the minimum depends on the order of reduction.
-        low = tl.min(tl.where(m, x, float("inf")), 1) + 0.0
-        high = tl.max(tl.where(m, x, float("-inf")), 1)
+        low = tl.where(m_token, tl.min(tl.where(m, x, float("inf")), 1), 0.0) + 0.0
+        high = tl.where(m_token, tl.max(tl.where(m, x, float("-inf")), 1), 0.0)
         zero = round_to(tl.minimum(tl.maximum(low, -G.zero_max), G.zero_max), STORAGE)
         tl.store(p_meta + L.zero_at, zero, mask=m_token)
-        span = tl.where(m_token, high - low, 0.0)
+        # A row of one infinity has no range: inf - inf, and devices differ in what a minimum makes of NaN.
+        span = tl.where(high == low, 0.0, high - low)
         x = x - to_fp32(zero)[:, None]
     else:
         span = tl.max(tl.abs(x), 1)
@@ -137,7 +138,7 @@ def append(
     """Quantise new rows into the cache behind each sequence's stored tokens, and advance `cache.lengths`.
 
     Static formats read their scales from the cache's layer planes (see `store.static`). Nothing synchronises with the
-    host and no memory is allocated, so the call can be captured in a CUDA graph.
+    host, so the call can be captured in a CUDA graph.
 
     Args:
         k, v: `(B, T, HKV, Dk)` and `(B, T, HKV, Dv)`, fp16, bf16 or fp32, channels contiguous.

@@ -1,0 +1,105 @@
+"""One tensor of a layout: as it was asked for (`BoundTensor`) and as a kernel needs it (`TensorView`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class BoundTensor:
+    """One tensor (k, v, latent, index) of a layout: its numbers and its split law.
+
+    Attributes:
+        dim: channels of one head (latent: nope + rope).
+        number: the stored number, e.g. `int8`, `fp8_e4m3`, `bf16`.
+        group: N of channel/N and group/N, else 0.
+        recent: capacity of the unquantised residual in tokens, 0 without one.
+        flush: `whole` (all `recent` tokens at once) or `oldest` (one at a time).
+        pack: `slot` or `page` where codes and scales share a plane of bytes, else empty.
+        row: groups run along the rank's whole row instead of one head.
+        rope: storage of the rope part of a latent kept apart, else empty.
+        global_scale: storage of one more scale per layer, else empty.
+    """
+
+    role: str
+    spelling: str
+    dim: int
+    number: str
+    granularity: str = ""
+    group: int = 0
+    asym: bool = False
+    scale: str = ""
+    recent: int = 0
+    flush: str = ""
+    pack: str = ""
+    row: bool = False
+    rot: bool = False
+    rope: str = ""
+    global_scale: str = ""
+
+    def split(self, tokens: int) -> tuple[int, int]:
+        """(packed, recent) tokens after `tokens` rows: which are quantised and which still wait in the residual."""
+        if not self.recent:
+            return tokens, 0
+        waiting = tokens % self.recent if self.flush == "whole" else min(tokens, self.recent)
+        return tokens - waiting, waiting
+
+    @property
+    def beyond_kernels(self) -> str:
+        """What of this tensor a `TensorView` cannot say yet, so that no kernel can read it; empty if nothing."""
+        features = {
+            f"pack={self.pack}": bool(self.pack),
+            "row": self.row,
+            "rot": self.rot,
+            f"rope={self.rope}": bool(self.rope),
+            f"global={self.global_scale}": bool(self.global_scale),
+            f"scale={self.scale}": self.scale not in ("", "fp16", "bf16", "fp32"),
+        }
+        return ", ".join(name for name, present in features.items() if present)
+
+
+@dataclass(frozen=True)
+class TensorView:
+    """What a kernel needs of one tensor, as a compile key: every number that changes code is a field.
+
+    Row metadata (scale, zero) is read at `slot * meta_stride + offset`, both in items of the plane's storage.
+    Static scales have `static_items` items per head (`static_heads` 1 when one scale serves all heads).
+    """
+
+    number: str
+    bits: int
+    dim: int
+    granularity: str
+    group: int
+    asym: bool
+    meta_storage: str
+    meta_stride: int
+    scale_at: int
+    zero_at: int
+    static_items: int
+    static_per_head: bool
+
+    @property
+    def quantised(self) -> bool:
+        return self.bits < 16
+
+    @property
+    def is_int(self) -> bool:
+        return self.number.startswith("int")
+
+    @property
+    def words(self) -> int:
+        """16-bit words of one row of one head."""
+        return self.dim * self.bits // 16
+
+    @property
+    def fields_per_word(self) -> int:
+        return 16 // self.bits
+
+    @property
+    def has_row_scale(self) -> bool:
+        return self.meta_stride > 0
+
+    @property
+    def has_static_scale(self) -> bool:
+        return self.static_items > 0

@@ -1,0 +1,84 @@
+"""What only a GPU can show: memory taken, graphs that follow lengths, pools beyond 2^31 elements, timing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from kvplan_kernels.attention.decode import decode, make_workspace
+from kvplan_kernels.attention.reference import decode_reference
+from kvplan_kernels.cache import Cache, allocate
+from kvplan_kernels.store.append import append
+from kvplan_kernels.store.reference import read_reference
+from kvplan_kernels.store.static import calibrate_cache
+from kvplan_kernels.testing import KERNEL, relative_error
+
+from kvplan.formats.grammar import parse_any
+from kvplan.formats.grid import Tensor, bind
+
+pytestmark = pytest.mark.gpu
+FORMATS = ["bf16", "int8", "int8:head", "fp8_e4m3", "fp8_e4m3:head"]
+
+
+def filled(fmt: str, batch: int, tokens: int, num_pages: int | None = None) -> tuple[Cache, torch.Tensor]:
+    layout = bind([Tensor(role, parse_any(fmt), 128) for role in ("k", "v")], 8, "bf16")
+    cache = allocate(layout, num_sequences=batch, max_tokens=tokens, page_size=128, device="cuda", num_pages=num_pages)
+    generator = torch.Generator("cuda").manual_seed(5)
+    k, v = (torch.randn(batch, tokens, 8, 128, generator=generator, device="cuda").bfloat16() for _ in range(2))
+    calibrate_cache(cache, k, v)
+    append(cache, k, v)
+    return cache, torch.randn(batch, 32, 128, generator=generator, device="cuda").bfloat16()
+
+
+def assert_right(out: torch.Tensor, q: torch.Tensor, cache: Cache) -> None:
+    rows = [lambda b, role=role: read_reference(cache, role, b) for role in ("k", "v")]
+    error = relative_error(out, decode_reference(q, rows[0], rows[1], cache.lengths, 128**-0.5))
+    assert KERNEL.accepts(error), error
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_fused_decode_takes_only_its_workspace(fmt: str) -> None:
+    cache, q = filled(fmt, 4, 8192)
+    out = torch.empty_like(q)
+    declared = make_workspace(q, cache).nbytes
+    decode(q, cache, out=out)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    decode(q, cache, out=out)
+    torch.cuda.synchronize()
+    assert torch.cuda.max_memory_allocated() - before <= declared
+    assert declared < 0.05 * 4 * 8192 * 8 * 256 * 2
+
+
+@pytest.mark.parametrize("fmt", ["int8", "fp8_e4m3"])
+def test_a_graph_follows_the_lengths(fmt: str) -> None:
+    """Captured once at full length, replayed after the lengths shrank: nothing of the old lengths may survive."""
+    cache, q = filled(fmt, 5, 1000)
+    out = torch.full(q.shape, float("nan"), device="cuda")
+    space = make_workspace(q, cache)
+    decode(q, cache, out=out, workspace=space)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        decode(q, cache, out=out, workspace=space)
+    for lengths in ([1000, 1, 128, 129, 0], [3, 1000, 0, 64, 500]):
+        cache.lengths.copy_(torch.tensor(lengths))
+        out.fill_(float("nan"))
+        graph.replay()
+        assert_right(out, q, cache)
+
+
+@pytest.mark.parametrize("fmt", ["bf16", "int8"])
+def test_pools_beyond_2_31_elements(fmt: str) -> None:
+    """The pages of the only request lie at the end of a pool of more than 2^31 elements per plane."""
+    pages = 2**31 // (8 * 128 * 128) + 64
+    cache, q = filled(fmt, 1, 1024, num_pages=pages)
+    near = cache.page_table.clone()
+    far = (pages - 1 - near).contiguous()
+    for plane in cache.planes.values():
+        if plane.shape[0] == pages:
+            plane.view(torch.uint8)[far[0].long()] = plane.view(torch.uint8)[near[0].long()]
+            plane.view(torch.uint8)[near[0].long()] = 0x55
+    cache.page_table.copy_(far)
+    assert cache.codes("k").numel() > 2**31
+    assert_right(decode(q, cache, out=torch.full(q.shape, float("nan"), device="cuda")), q, cache)

@@ -1,0 +1,83 @@
+"""The proofs of `kvplan validate` can fail: each is shown a kernel or a cache with the fault it looks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from kvplan.formats.grammar import parse_any
+from kvplan.formats.grid import Tensor, bind
+from kvplan.validate import proofs
+from kvplan.validate.tensors import SINK_MASS, Geometry, make_tensors
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+GEOMETRY = Geometry(2, 70, 4, 2, 64, 64)
+
+
+def small(fmt: str = "int8") -> proofs.Small:
+    layout = bind([Tensor(role, parse_any(fmt), 64) for role in ("k", "v")], 2, "bf16")
+    return proofs.small_case(layout, GEOMETRY, page_size=32, dtype=torch.bfloat16, device=DEVICE, seed=3)
+
+
+def verdicts(case: proofs.Small) -> dict[str, bool]:
+    return {c.name: c.passed for c in proofs.prove(case)}
+
+
+@pytest.mark.parametrize("fmt", ["bf16", "int8", "int8:head", "fp8_e4m3:token"])
+def test_sound_kernels_pass(fmt: str) -> None:
+    found = verdicts(small(fmt))
+    assert all(found.values()), found
+    assert len(found) == (3 if fmt == "bf16" else 4)
+
+
+def test_a_kernel_that_ignores_scales_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, real = small(), proofs.decode
+
+    def ignores_scales(q: Any, cache: Any, **kw: Any) -> Any:
+        frozen = cache.clone()
+        frozen.planes["meta_fp16"] = case.cache.planes["meta_fp16"]
+        return real(q, frozen, **kw)
+
+    monkeypatch.setattr(proofs, "decode", ignores_scales)
+    found = verdicts(case)
+    assert not found["doubled K scales obeyed"]
+    assert found["kernel on a small shuffled cache"]
+
+
+def test_a_kernel_that_reads_another_copy_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, real = small(), proofs.decode
+    monkeypatch.setattr(proofs, "decode", lambda q, cache, **kw: real(q, case.cache, **kw))
+    assert not verdicts(case)["one flipped V code obeyed"]
+
+
+def test_one_wrong_byte_is_caught() -> None:
+    case = small()
+    case.cache.planes["k_codes"].view(torch.uint8).view(-1)[77] ^= 1
+    found = verdicts(case)
+    assert not found["codes bit-exact"]
+
+
+def test_an_unwritten_output_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, real = small(), proofs.decode
+
+    def skips_a_head(q: Any, cache: Any, *, out: Any, **kw: Any) -> Any:
+        done = real(q, cache, **kw)
+        out[:, 1:] = done[:, 1:]
+        return out
+
+    monkeypatch.setattr(proofs, "decode", skips_a_head)
+    assert not verdicts(case)["kernel on a small shuffled cache"]
+
+
+def test_tensors_are_seedable_and_structured() -> None:
+    g = Geometry(1, 1024, 4, 2, 64, 64)
+    a, b, c = (make_tensors(g, seed=s, dtype=torch.float16, device="cpu") for s in (1, 1, 2))
+    assert torch.equal(a.k, b.k) and torch.equal(a.q, b.q) and not torch.equal(a.v, c.v)
+    q = a.q[0].view(2, 2, 64).double()
+    p = torch.softmax(torch.einsum("hgd,thd->hgt", q, a.k[0].double()) / 8, -1)
+    sink = p[..., :4].sum(-1).mean()
+    assert abs(float(sink) - SINK_MASS) < 0.2
+    mean = a.k[0, 4:].float().mean(0).abs()
+    assert float(mean.max()) > 8 * float(mean.median())
