@@ -148,6 +148,7 @@ def test_prediction_layers_are_recorded_and_not_charged() -> None:
     [
         ("models/Llama-3.1-8B/config.json", "llama-3.1-8b"),
         ("config.json", "fallback"),
+        ("hub/models--owner--My.Model/snapshots/0123abc/config.json", "my.model"),
         ("a/b c (1).json", "b-c-1"),
         ("Org/My-Model", "my-model"),
         ("C:\\x\\Y.json", "y"),

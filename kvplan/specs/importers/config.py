@@ -110,7 +110,11 @@ def spec_id(where: str, model_type: str) -> str:
     """A name for the spec: the file's, or its folder's where the file is called config.json."""
     parts = [part for part in where.replace("\\", "/").split("/") if part not in ("", ".", "..")]
     name = parts[-1] if parts else ""
-    if name.lower() == "config.json":
+    # The hub's cache: models--owner--name/snapshots/<hash>/config.json.
+    cached = next((part for part in parts if part.startswith("models--")), None)
+    if cached and name.lower() == "config.json":
+        name = cached.split("--")[-1]
+    elif name.lower() == "config.json":
         name = parts[-2] if len(parts) > 1 else model_type
     name = name.removesuffix(".json").lower()
     return re.sub(r"[^a-z0-9._-]+", "-", name).strip("-._")[:100] or re.sub(r"[^a-z0-9._-]+", "-", model_type)
