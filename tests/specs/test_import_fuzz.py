@@ -199,7 +199,8 @@ def check_mutations(configs: dict[str, Any], count: int, seed: int) -> tuple[int
             base = bases[name]
             # A valid number (3, or a number in a list) is a different model; otherwise the reader is told.
             news = (made.spec.assumptions, made.notes) != (base.spec.assumptions, base.notes)
-            read = any(key in origin.source and origin.how == "read" for origin in made.origins)
+            number = type(text_of(config).get(key)) is int
+            read = number or any(key in origin.source and origin.how == "read" for origin in made.origins)
             assert news or read, (name, key, text_of(config).get(key))
             told += 1
     return refused, unchanged, told

@@ -71,12 +71,16 @@ ONE_WINDOW = Family(rules.every_window, _WINDOWED)
 LATER_WINDOW = Family(rules.gated_later_window, _WINDOWED)
 LATENT = Family(rules.all_full, _LATENT)
 INDEXED_LATENT = Family(
-    rules.constant(INDEXED), _INDEXED, sharing=mla.reused_latents, renames={"full_attention": INDEXED}
+    rules.constant(INDEXED),
+    _INDEXED,
+    sharing=mla.reused_latents,
+    shared_by="kv_source_layers",
+    renames={"full_attention": INDEXED},
 )
 DELTA_HYBRID = Family(rules.every(4, "full_attention_interval", other=LINEAR), _LINEAR_HYBRID)
 BAILING = Family(linear.grouped_words, {FULL: mla.latent, LINEAR: linear.bailing})
 MINIMAX = Family(linear.typed_words, {FULL: attention.full, LINEAR: linear.lightning})
-GEMMA4 = Family(rules.every(6), _GEMMA4, sharing=sharing.last_layers, ends_full=True)
+GEMMA4 = Family(rules.every(6), _GEMMA4, sharing=sharing.last_layers, shared_by="num_kv_shared_layers", ends_full=True)
 PATTERN_OF_2 = Family(rules.every(2, *_PERIOD), _WINDOWED)
 PATTERN_OF_4 = Family(rules.every(4, *_PERIOD), _WINDOWED)
 FIRST_OF_4 = Family(rules.first_of(4), _WINDOWED)
@@ -156,7 +160,7 @@ _SINGLE: dict[str, Family] = {
     "falcon_h1": Family(rules.constant(HYBRID), {HYBRID: mamba.attention_and_mamba2}),
     "falcon_mamba": Family(rules.constant(LINEAR), {LINEAR: mamba.mamba1}),
     "gemma3_text": Family(rules.every(6, *_PERIOD), _WINDOWED),
-    "gemma3n_text": Family(rules.every(5), _WINDOWED, sharing=sharing.last_layers),
+    "gemma3n_text": Family(rules.every(5), _WINDOWED, sharing=sharing.last_layers, shared_by="num_kv_shared_layers"),
     "glm5_next_text": Family(
         rules.every(4, other=LINEAR, word=INDEXED), {**_INDEXED, LINEAR: linear.kda}, renames={FULL: INDEXED}
     ),
@@ -168,7 +172,9 @@ _SINGLE: dict[str, Family] = {
         renames={"global": FULL, "local": SLIDING},
     ),
     "granitemoehybrid": Family(rules.needed("layer_types"), _MAMBA2),
-    "hunyuan": Family(rules.all_full, {FULL: attention.full}, sharing=sharing.cross_layer),
+    "hunyuan": Family(
+        rules.all_full, {FULL: attention.full}, sharing=sharing.cross_layer, shared_by="cla_share_factor"
+    ),
     "jamba": Family(mamba.periodic_words, {FULL: attention.full, LINEAR: mamba.mamba1}, lists=_BLOCK_LISTS),
     "jetmoe": _all(special.jetmoe),
     "kimi_linear": Family(linear.kimi_words, {FULL: mla.latent, LINEAR: linear.kda}),
@@ -194,6 +200,7 @@ _SINGLE: dict[str, Family] = {
             sharing.SHARED: _no_cache,
         },
         sharing=sharing.reads_full,
+        shared_by="mb_per_layer",
         lists=(),
     ),
     "qwen2_moe": Family(rules.gated_early_window, _WINDOWED),
