@@ -98,7 +98,7 @@ def compare(folder: Path, entry: dict[str, Any]) -> list[Row]:
     """All expected figures of one config."""
     name, expected = entry["file"], entry["expected"]
     try:
-        spec = import_path(folder / name).spec
+        spec = import_path(folder.joinpath(name)).spec
     except KvplanError as error:
         return [Row(name, key, "refused", value, None, error.message) for key, value in expected.items()]
     return [_compare(name, spec, key, value) for key, value in expected.items()]
@@ -122,7 +122,7 @@ def _groups(plan: Plan, *roles: str) -> list[Any]:
 
 def configs(folder: Path, as_json: bool) -> int:
     """Compare every config of a folder with its index; 1 if anything differs or is refused."""
-    index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+    index = json.loads(folder.joinpath("index.json").read_text(encoding="utf-8"))
     rows = [row for entry in index for row in compare(folder, entry)]
     by_config: dict[str, list[Row]] = {entry["file"]: [] for entry in index}
     for row in rows:
@@ -149,6 +149,7 @@ def _print(rows: list[Row], names: dict[str, list[str]], summary: dict[str, int]
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Run a command line; the exit code."""
     parser = argparse.ArgumentParser(prog="accuracy.py", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     one = commands.add_parser("configs", help="import every config of a folder and compare its expected totals")

@@ -26,7 +26,7 @@ class PlanRequest(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     model: str
-    """Id of a shipped spec, Hugging Face id, or path of a spec file."""
+    """Id of a shipped spec, Hugging Face id, or path of a spec file, a config.json, a model folder or a .gguf file."""
     context: int | None = None
     """Tokens of every sequence; without it, a ladder of lengths."""
     batch: int = 1

@@ -58,6 +58,7 @@ def test_wheel(dists: Path, tmp_path: Path) -> None:
     entry = next(n for n in names if n.endswith("entry_points.txt"))
     assert "kvplan = kvplan.cli.main:main" in (site / entry).read_text()
     assert not any(n.startswith("tests/") for n in names)
+    assert "kvplan/specs/importers/class_defaults.json" in names
 
 
 @pytest.mark.slow

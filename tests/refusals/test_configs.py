@@ -92,7 +92,8 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
     (changed("llama", max_position_embeddings=2**60), "max_position_embeddings", "from 1 to"),
     (changed("mistral window", sliding_window=-1), "sliding_window", "from 0 to"),
     (changed("deepseek_v3", kv_lora_rank=10**9), "kv_lora_rank", "from 1 to"),
-    (changed("deepseek_v3", qk_rope_head_dim=-64), "qk_rope_head_dim", "from 0 to"),
+    (changed("deepseek_v3", qk_rope_head_dim=-64), "qk_rope_head_dim", "from 1 to"),
+    (changed("deepseek_v3", qk_rope_head_dim=0), "qk_rope_head_dim", "from 1 to"),
     (changed("qwen3_next", linear_conv_kernel_dim=10**6), "linear_conv_kernel_dim", "from 1 to"),
     (changed("nemotron_h", ssm_state_size=0), "ssm_state_size", "from 1 to"),
     (changed("deepseek_v3", num_nextn_predict_layers=-1), "num_nextn_predict_layers", "from 0 to"),
@@ -194,7 +195,7 @@ def test_files(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     content, text = FILES[name]
     file = tmp_path / "config.json"
     file.write_bytes(content)
-    with pytest.raises(InputError, match="config.json") as caught:
+    with pytest.raises(InputError, match=r"config\.json") as caught:
         load_model(str(file))
     assert text in caught.value.message
     assert main(["estimate", str(file)]) == ExitCode.INPUT

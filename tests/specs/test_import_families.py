@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from kvplan.specs.importers.aliases import ALIASES
 from kvplan.specs.importers.config import import_config
-from kvplan.specs.importers.table import ALIASES, FAMILIES, canonical
+from kvplan.specs.importers.table import FAMILIES, canonical
 
 REPO = Path(__file__).resolve().parents[2]
 CASES: dict[str, Any] = json.loads((REPO / "tests" / "configs" / "families.json").read_text(encoding="utf-8"))

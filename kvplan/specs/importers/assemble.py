@@ -10,7 +10,7 @@ from typing import Any
 from kvplan.specs.importers.family import Family, Part, Words
 from kvplan.specs.importers.fields import Fields
 from kvplan.specs.importers.figure import Figure, plain
-from kvplan.specs.importers.result import Origin
+from kvplan.specs.importers.result import How, Origin
 
 MAX_PERIOD = 16
 """Longest repeating pattern of layers that is written as one."""
@@ -23,6 +23,7 @@ class Group:
     name: str
     body: dict[str, Any]
     overlay: bool
+    placed: tuple[How, str] | None = None
     layers: list[int] = field(default_factory=list)
     reads: set[int] = field(default_factory=set)
 
@@ -30,14 +31,15 @@ class Group:
 def layer_groups(cfg: Fields, family: Family, words: Words) -> list[Group]:
     """Layers with equal caches together, in the order in which they first appear; overlays after the owners."""
     shared = family.sharing(cfg, words.words) if family.sharing else {}
+    placed: tuple[How, str] = ("read" if cfg.has(family.shared_by) else "defaulted", cfg.prefix + family.shared_by)
     found: dict[tuple[str, bool, str], Group] = {}
     for layer, word in enumerate(words.words):
         parts = family.makers[word](cfg.layer(layer), layer)
         if layer in shared:
-            parts = (Part("shared", {"kind": "none"}, shared[layer]), *parts[1:])
+            parts = (Part("shared", {"kind": "none"}, shared[layer], placed), *parts[1:])
         for place, part in enumerate(parts):
             key = (part.name, place > 0, json.dumps(plain(part.body), sort_keys=True))
-            group = found.setdefault(key, Group(part.name, part.body, place > 0))
+            group = found.setdefault(key, Group(part.name, part.body, place > 0, part.placed))
             group.layers.append(layer)
             group.reads.update(part.reads)
     groups = sorted(found.values(), key=lambda g: g.overlay)
@@ -95,7 +97,8 @@ def origins(groups: list[Group], words: Words, layers: int) -> Iterator[Origin]:
     """One for each number of each group, and one for which layers it has."""
     for group in groups:
         at = f"layer_groups.{group.name}"
-        yield Origin(f"{at}.layers", f"{len(group.layers)} of {layers}", words.how, words.source)
+        how, source = group.placed or (words.how, words.source)
+        yield Origin(f"{at}.layers", f"{len(group.layers)} of {layers}", how, source)
         yield from _numbers(at, group.body)
 
 

@@ -9,7 +9,7 @@ from kvplan.specs.importers.family import Part
 from kvplan.specs.importers.fields import Fields
 from kvplan.specs.importers.figure import HEAD_DIM, HEADS, TOKENS, WIDTH, Figure, derived
 
-Q_NAMES = ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads")
+Q_NAMES = ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads", "attention_heads")
 KV_NAMES = ("num_key_value_heads", "num_attention_groups", "num_kv_heads")
 DIM_NAMES = ("head_dim", "attention_head_dim", "kv_channels", "d_kv")
 HIDDEN_NAMES = ("hidden_size", "d_model", "n_embd", "n_embed")
@@ -31,7 +31,7 @@ _SINKS = "gpt_oss"
 
 def q_heads(cfg: Fields, *first: str) -> Figure:
     """Query heads of a layer."""
-    return cfg.whole(*first, *Q_NAMES, high=HEADS)
+    return _or_like_the_others(cfg, first, cfg.whole(*first, *Q_NAMES, high=HEADS))
 
 
 def hidden_size(cfg: Fields) -> Figure:
@@ -48,7 +48,7 @@ def kv_heads(cfg: Fields, heads: Figure, first: tuple[str, ...] = ()) -> Figure:
     found = cfg.whole(*first, *KV_NAMES, high=HEADS, null=multi_head, absent=multi_head)
     if heads % found:
         cfg.refuse(_named(cfg, *first, *KV_NAMES), f"{int(found)} does not divide the {int(heads)} query heads")
-    return found
+    return _or_like_the_others(cfg, first, found)
 
 
 def head_dim(cfg: Fields, heads: Figure, first: tuple[str, ...] = ()) -> Figure:
@@ -59,15 +59,24 @@ def head_dim(cfg: Fields, heads: Figure, first: tuple[str, ...] = ()) -> Figure:
         if hidden % heads:
             text = f"this field is missing, and {hidden.source} = {int(hidden)} does not divide by {int(heads)} heads"
             cfg.refuse("head_dim", text)
-        return derived(hidden // heads, hidden, heads, rule=f"{hidden.source} / {heads.source}")
+        return derived(hidden // heads, hidden, heads, rule=f"{hidden.source} / {heads.source}", instead=True)
 
-    return cfg.whole(*first, *DIM_NAMES, high=HEAD_DIM, null=shared_out, absent=shared_out)
+    found = cfg.whole(*first, *DIM_NAMES, high=HEAD_DIM, null=shared_out, absent=shared_out)
+    return _or_like_the_others(cfg, first, found)
+
+
+def _or_like_the_others(cfg: Fields, first: tuple[str, ...], found: Figure) -> Figure:
+    """A number that one kind of layers could have had of its own, and takes from all layers instead."""
+    if not first or cfg.has(*first):
+        return found
+    return derived(found, found, rule=f"{found.source}, as {first[0]} is not given", instead=True)
 
 
 def window(cfg: Fields) -> Figure | None:
     """The sliding window; None when it is off, or as long as the longest context."""
     found = cfg.maybe(*WINDOW_NAMES, high=TOKENS)
     if found is None or not cfg.flag("use_sliding_window", True):
+        cfg.note("The sliding window is off: every token stays.")
         return None
     limit = max_context(cfg)
     if limit.how == "read" and found >= limit:
@@ -111,23 +120,28 @@ def traits(cfg: Fields) -> dict[str, Any]:
 
 def full(cfg: Fields, layer: int) -> tuple[Part, ...]:
     """A layer that sees every token."""
-    return (_plain(cfg, "full"),)
+    return (plain_attention(cfg, "full"),)
 
 
 def sliding(cfg: Fields, layer: int) -> tuple[Part, ...]:
     """A layer that keeps a window, or everything where the window is off."""
     rows = window(cfg)
-    return (_plain(cfg, "sliding", keep(rows)) if rows else _plain(cfg, "full"),)
+    return (plain_attention(cfg, "sliding", keep(rows)) if rows else plain_attention(cfg, "full"),)
 
 
 def in_chunks(cfg: Fields, layer: int) -> tuple[Part, ...]:
     """A layer that keeps the current chunk."""
     rows = cfg.maybe("attention_chunk_size", high=TOKENS)
-    return (_plain(cfg, "chunked", {"chunk": rows}) if rows else _plain(cfg, "full"),)
+    if rows is None:
+        cfg.note("attention_chunk_size is off: every token stays.")
+    return (plain_attention(cfg, "chunked", {"chunk": rows}) if rows else plain_attention(cfg, "full"),)
 
 
-def _plain(cfg: Fields, name: str, retain: dict[str, Figure] | None = None) -> Part:
-    heads = q_heads(cfg)
+def plain_attention(
+    cfg: Fields, name: str, retain: dict[str, Figure] | None = None, heads: Figure | None = None
+) -> Part:
+    """An attention layer whose fields have their usual names."""
+    heads = heads or q_heads(cfg)
     return attention(name, heads, kv_heads(cfg, heads), head_dim(cfg, heads), retain=retain, has=traits(cfg))
 
 

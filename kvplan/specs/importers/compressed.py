@@ -71,12 +71,14 @@ def source_words(cfg: Fields, layers: int) -> Words:
     sources = cfg.numbers("kv_source_layer_ids", high=LAYERS)
     if sources is None:
         cfg.refuse("kv_source_layer_ids", "this field is missing: it says which layers store compressed rows")
+    if cfg.numbers("index_source_layer_ids", high=LAYERS) is None:
+        cfg.refuse("index_source_layer_ids", "this field is missing: it says which layers have an indexer")
     ratios = _ratios(cfg, layers)
     for place, layer in enumerate(sources):
         if layer >= layers or not ratios[layer]:
             cfg.refuse(f"kv_source_layer_ids[{place}]", f"layer {layer} does not exist or does not compress")
     words = [SPARSE if i in sources else REUSED if ratios[i] else SLIDING for i in range(layers)]
-    return Words(words, "read", f"{cfg.prefix}compress_ratios and kv_source_layer_ids")
+    return Words(words, "read", f"{cfg.prefix}compress_ratios, kv_source_layer_ids, index_source_layer_ids")
 
 
 def stored(cfg: Fields, layer: int) -> tuple[Part, ...]:

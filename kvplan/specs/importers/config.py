@@ -15,8 +15,8 @@ from kvplan.specs.importers.attention import HIDDEN_NAMES
 from kvplan.specs.importers.context import max_context, native_dtype
 from kvplan.specs.importers.family import mtp_layers
 from kvplan.specs.importers.fields import YAML_HINT, Fields
-from kvplan.specs.importers.figure import WIDTH, plain
-from kvplan.specs.importers.hints import quantization_notes
+from kvplan.specs.importers.figure import WIDTH, Figure, plain
+from kvplan.specs.importers.hints import quantization_notes, unused_notes
 from kvplan.specs.importers.jsonfile import read_config
 from kvplan.specs.importers.result import Imported, Origin
 from kvplan.specs.importers.table import FAMILIES, canonical
@@ -58,16 +58,14 @@ def import_config(data: dict[str, Any], where: str) -> Imported:
         "native_dtype": dtype,
         "layer_groups": written(groups, layers),
     }
-    for name, names in (("hidden_size", HIDDEN_NAMES), ("vocab_size", ("vocab_size", "padded_vocab_size"))):
-        number = cfg.maybe(*names, high=WIDTH if name == "hidden_size" else 2**30, default=False)
-        if number:
-            body[name] = number
-            found.append(Origin(name, str(int(number)), number.how, number.source))
+    for name, number in _sizes(cfg).items():
+        body[name] = number
+        found.append(Origin(name, str(int(number)), number.how, number.source))
     extra = mtp_layers(cfg)
     if extra:
         body["mtp"] = {"layers": extra, "cache_like": prediction_groups(groups, layers)}
         found.append(Origin("mtp.layers", str(int(extra)), extra.how, extra.source))
-    notes = (*cfg.notes, *quantization_notes(cfg))
+    notes = (*cfg.notes, *unused_notes(cfg), *quantization_notes(cfg))
     body |= _about(where, found, notes)
     return Imported(_validated(plain(body), where), tuple(found), notes)
 
@@ -105,17 +103,28 @@ def text_model(data: dict[str, Any], where: str) -> Fields:
         near = did_you_mean(given, sorted(FAMILIES)).split("; known:")[0].split("? known:")[0]
         hint = f"did you mean {near.removeprefix('did you mean ')}? " if near.startswith("did you mean") else ""
         cfg.refuse("model_type", f"unknown architecture {given[:60]!r}", f"{hint}{YAML_HINT}")
-    return Fields(cfg.data, where, known, prefix=cfg.prefix, top=data, notes=cfg.notes)
+    return Fields(cfg.data, where, known, prefix=cfg.prefix, top=data)
 
 
 def spec_id(where: str, model_type: str) -> str:
     """A name for the spec: the file's, or its folder's where the file is called config.json."""
     parts = [part for part in where.replace("\\", "/").split("/") if part not in ("", ".", "..")]
     name = parts[-1] if parts else ""
-    if name.lower() == "config.json":
+    # The hub's cache: models--owner--name/snapshots/<hash>/config.json.
+    cached = next((part for part in parts if part.startswith("models--")), None)
+    if cached and name.lower() == "config.json":
+        name = cached.split("--")[-1]
+    elif name.lower() == "config.json":
         name = parts[-2] if len(parts) > 1 else model_type
     name = name.removesuffix(".json").lower()
     return re.sub(r"[^a-z0-9._-]+", "-", name).strip("-._")[:100] or re.sub(r"[^a-z0-9._-]+", "-", model_type)
+
+
+def _sizes(cfg: Fields) -> dict[str, Figure]:
+    """Numbers that change no cache byte, where they are given."""
+    hidden = cfg.maybe(*HIDDEN_NAMES, high=WIDTH, default=False)
+    vocab = cfg.maybe("vocab_size", "padded_vocab_size", high=2**30, default=False)
+    return {name: number for name, number in (("hidden_size", hidden), ("vocab_size", vocab)) if number}
 
 
 def _about(where: str, found: list[Origin], notes: tuple[str, ...]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from kvplan.specs.importers.attention import (
-    HIDDEN_NAMES,
     attention,
     full,
     head_dim,
@@ -16,14 +15,15 @@ from kvplan.specs.importers.attention import (
 )
 from kvplan.specs.importers.family import CONV, FULL, LINEAR, SLIDING, Part, Words
 from kvplan.specs.importers.fields import Fields
-from kvplan.specs.importers.figure import LAYERS, WIDTH, Figure, derived
+from kvplan.specs.importers.figure import LAYERS, WIDTH, Fallback, Figure, derived
 from kvplan.specs.importers.linear import KERNEL, state
 from kvplan.specs.importers.rules import indices
 
 
 def short_conv(cfg: Fields, layer: int) -> tuple[Part, ...]:
     """LFM: convolution rows only; conv_L_cache counts the current token too."""
-    dim = cfg.whole("conv_dim", "block_dim", *HIDDEN_NAMES, high=WIDTH, default=False)
+    whole = _hidden_instead(cfg)
+    dim = cfg.whole("conv_dim", "block_dim", high=WIDTH, default=False, null=whole, absent=whole)
     kernel = cfg.whole("conv_L_cache", high=KERNEL)
     return (_rows(cfg, "conv", dim, kernel),)
 
@@ -45,7 +45,7 @@ def lfm3_words(cfg: Fields, layers: int) -> Words:
 
 def rg_lru(cfg: Fields, layer: int) -> tuple[Part, ...]:
     """RecurrentGemma: a gated linear recurrence behind a short convolution."""
-    width = cfg.whole("lru_width", high=WIDTH, null=lambda: hidden_size(cfg), absent=lambda: hidden_size(cfg))
+    width = cfg.whole("lru_width", high=WIDTH, null=_hidden_instead(cfg), absent=_hidden_instead(cfg))
     kernel = cfg.whole("conv1d_width", high=KERNEL)
     return (state(cfg, "rglru", {"type": "rglru", "width": width, "conv_kernel": kernel}),)
 
@@ -90,6 +90,16 @@ def inkling_sliding(cfg: Fields, layer: int) -> tuple[Part, ...]:
     kv = kv_heads(cfg, heads, ("swa_num_key_value_heads",))
     dim = head_dim(cfg, heads, ("swa_head_dim",))
     return _with_streams(cfg, attention("sliding", heads, kv, dim, retain=keep(window(cfg)), has=traits(cfg)))
+
+
+def _hidden_instead(cfg: Fields) -> Fallback:
+    """The hidden size, where a width of its own is not given."""
+
+    def found() -> Figure:
+        hidden = hidden_size(cfg)
+        return derived(hidden, hidden, rule=hidden.source, instead=True)
+
+    return found
 
 
 def _with_kv_conv(cfg: Fields, part: Part) -> tuple[Part, ...]:

@@ -7,7 +7,7 @@ from typing import Any
 from kvplan.specs.importers.attention import full, head_dim, kv_heads, q_heads, traits
 from kvplan.specs.importers.family import FULL, Part, Words
 from kvplan.specs.importers.fields import Fields
-from kvplan.specs.importers.figure import HEAD_DIM, LAYERS, TOKENS, Figure
+from kvplan.specs.importers.figure import HEAD_DIM, LAYERS, TOKENS, Figure, derived
 from kvplan.specs.importers.rules import listed
 
 CROSS = "cross_attention"
@@ -19,7 +19,8 @@ def decoder_count(cfg: Fields) -> Figure:
     """Layers of the decoder: `num_hidden_layers` and T5's `num_layers` count the encoder's."""
 
     def like_encoder() -> Figure:
-        return cfg.whole("num_layers", high=LAYERS, default=False)
+        found = cfg.whole("num_layers", high=LAYERS, default=False)
+        return derived(found, found, rule=f"{found.source}: as many as the encoder", instead=True)
 
     return cfg.whole(
         "decoder_layers",

@@ -45,11 +45,13 @@ class Part:
         name: what its group is called.
         body: the keys of the group; numbers are `Figure`s.
         reads: for a layer without a cache, the layers whose caches it reads.
+        placed: (how, source) of which layers have it, where that is not the layer's word.
     """
 
     name: str
     body: dict[str, Any]
     reads: tuple[int, ...] = ()
+    placed: tuple[How, str] | None = None
 
 
 NO_CACHE = Part("none", {"kind": "none"})
@@ -87,6 +89,7 @@ class Family:
         lists: fields that list the words.
         tail: the list may go on with the layers of multi-token prediction.
         sharing: layer to the layers whose cache it reads instead of keeping one.
+        shared_by: the field that says so.
         renames: words that mean another word in this family only.
         ends_full: the class makes the last layer full, whatever its pattern says.
     """
@@ -97,6 +100,7 @@ class Family:
     lists: tuple[str, ...] = ("layer_types",)
     tail: bool = False
     sharing: Callable[[Fields, list[str]], dict[int, tuple[int, ...]]] | None = None
+    shared_by: str = ""
     renames: Mapping[str, str] = field(default_factory=dict)
     ends_full: bool = False
 

@@ -38,6 +38,7 @@ class Fields:
         prefix: str = "",
         top: dict[str, Any] | None = None,
         notes: list[str] | None = None,
+        used: set[str] | None = None,
     ) -> None:
         self.data = data
         self.where = where
@@ -45,6 +46,7 @@ class Fields:
         self.prefix = prefix
         self.top = data if top is None else top
         self.notes: list[str] = [] if notes is None else notes
+        self.used: set[str] = set() if used is None else used
         self._layers: dict[int, Fields] | None = None
 
     def refuse(self, name: str, text: str, hint: str = YAML_HINT) -> NoReturn:
@@ -58,6 +60,7 @@ class Fields:
 
     def has(self, *names: str) -> bool:
         """Whether any of the names is given and not null."""
+        self.used.update(names)
         return any(self.data.get(name) is not None for name in names)
 
     def whole(
@@ -78,6 +81,7 @@ class Fields:
         """
         for name in names:
             if self.data.get(name) is not None:
+                self.used.add(name)
                 return Figure(self._number(name, self.data[name], low, high), "read", self.prefix + name)
         for name in names:
             if name in self.data:
@@ -102,6 +106,7 @@ class Fields:
 
     def flag(self, name: str, default: bool) -> bool:
         """A boolean; null and absent are the default."""
+        self.used.add(name)
         value = self.data.get(name)
         if value is not None and not isinstance(value, bool):
             self.refuse(name, f"expected true or false, got {_show(value)}")
@@ -109,6 +114,7 @@ class Fields:
 
     def word(self, name: str) -> str | None:
         """Text, or None for null and absent."""
+        self.used.add(name)
         value = self.data.get(name)
         if value is not None and not isinstance(value, str):
             self.refuse(name, f"expected text, got {_show(value)}")
@@ -116,6 +122,7 @@ class Fields:
 
     def items(self, name: str) -> list[Any] | None:
         """A list, or None for null and absent."""
+        self.used.add(name)
         value = self.data.get(name)
         if value is not None and not isinstance(value, list):
             self.refuse(name, f"expected a list, got {_show(value)}")
@@ -136,6 +143,7 @@ class Fields:
 
     def child(self, name: str) -> Fields | None:
         """A mapping below this one, or None for null and absent."""
+        self.used.add(name)
         value = self.data.get(name)
         if value is None:
             return None
@@ -163,7 +171,11 @@ class Fields:
         return found
 
     def _below(self, data: dict[str, Any], prefix: str) -> Fields:
-        return Fields(data, self.where, self.model_type, prefix=self.prefix + prefix, top=self.top, notes=self.notes)
+        return self.like(data, self.prefix + prefix)
+
+    def like(self, data: dict[str, Any], prefix: str) -> Fields:
+        """Other data of the same file and model type; what it notes and uses counts for the whole file."""
+        return Fields(data, self.where, self.model_type, prefix=prefix, top=self.top, notes=self.notes, used=self.used)
 
     def _number(self, name: str, value: Any, low: int, high: int) -> int:
         # type() and not isinstance: true is an int to Python.

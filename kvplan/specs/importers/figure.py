@@ -36,10 +36,15 @@ Fallback = Callable[[], Figure]
 """Supplies a number that the file does not give."""
 
 
-def derived(value: int, *parents: Figure, rule: str) -> Figure:
-    """A number computed from others: only as certain as the least certain of them."""
+def derived(value: int, *parents: Figure, rule: str, instead: bool = False) -> Figure:
+    """A number computed from others: only as certain as the least certain of them.
+
+    Args:
+        instead: the file could have stated it and did not, so it is at best defaulted.
+    """
     order: tuple[How, ...] = ("read", "defaulted", "assumed")
-    return Figure(value, max((p.how for p in parents), key=order.index, default="defaulted"), rule)
+    hows = [p.how for p in parents] + (["defaulted"] if instead else [])
+    return Figure(value, max(hows, key=order.index), rule)
 
 
 def plain(value: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 from kvplan.specs.importers.attention import HIDDEN_NAMES, hidden_size, q_heads
 from kvplan.specs.importers.family import FULL, LINEAR, Part, Words, fitted
 from kvplan.specs.importers.fields import Fields
-from kvplan.specs.importers.figure import HEAD_DIM, HEADS, LAYERS, WIDTH, Figure, derived
+from kvplan.specs.importers.figure import HEAD_DIM, HEADS, LAYERS, WIDTH, Fallback, Figure, derived
 
 KERNEL = 1024
 """Widest convolution that is believed, in tokens."""
@@ -28,13 +28,23 @@ def state(cfg: Fields, name: str, shape: dict[str, Any]) -> Part:
 
 def gated_deltanet(cfg: Fields, layer: int) -> tuple[Part, ...]:
     """Qwen3-Next, Qwen3.5, OLMo hybrid."""
-    k_heads = cfg.whole("linear_num_key_heads", high=HEADS, null=lambda: q_heads(cfg))
-    v_heads = cfg.whole("linear_num_value_heads", high=HEADS, null=lambda: q_heads(cfg))
-    k_dim = cfg.whole("linear_key_head_dim", high=HEAD_DIM, null=lambda: _three_quarters(cfg, k_heads))
-    v_dim = cfg.whole(
+    # OLMo hybrid leaves its four numbers open; elsewhere null means nothing.
+    open_ended = cfg.model_type == "olmo_hybrid"
+
+    def like_queries() -> Figure:
+        heads = q_heads(cfg)
+        return derived(heads, heads, rule=heads.source, instead=True)
+
+    def pick(name: str, high: int, fallback: Fallback) -> Figure:
+        return cfg.whole(name, high=high, null=fallback if open_ended else None)
+
+    k_heads = pick("linear_num_key_heads", HEADS, like_queries)
+    v_heads = pick("linear_num_value_heads", HEADS, like_queries)
+    k_dim = pick("linear_key_head_dim", HEAD_DIM, lambda: _three_quarters(cfg, k_heads))
+    v_dim = pick(
         "linear_value_head_dim",
-        high=HEAD_DIM,
-        null=lambda: derived(2 * k_dim, k_dim, rule=f"2 x {k_dim.source}"),
+        HEAD_DIM,
+        lambda: derived(2 * k_dim, k_dim, rule=f"2 x {k_dim.source}", instead=True),
     )
     kernel = cfg.whole("linear_conv_kernel_dim", high=KERNEL)
     shape = {"type": "gated_deltanet", "k_heads": k_heads, "v_heads": v_heads, "k_dim": k_dim, "v_dim": v_dim}
@@ -63,7 +73,7 @@ def lightning(cfg: Fields, layer: int) -> tuple[Part, ...]:
 
     def shared_out() -> Figure:
         hidden = hidden_size(cfg)
-        return derived(hidden // heads, hidden, heads, rule=f"{hidden.source} / {heads.source}")
+        return derived(hidden // heads, hidden, heads, rule=f"{hidden.source} / {heads.source}", instead=True)
 
     dim = cfg.whole("head_dim", high=HEAD_DIM, null=shared_out, absent=shared_out)
     return (state(cfg, "lightning", {"type": "lightning", "heads": heads, "head_dim": dim}),)
@@ -127,4 +137,6 @@ def typed_words(cfg: Fields, layers: int) -> Words:
 
 def _three_quarters(cfg: Fields, heads: Figure) -> Figure:
     hidden = hidden_size(cfg)
-    return derived(3 * hidden // (4 * heads), hidden, heads, rule=f"3/4 x {hidden.source} / {heads.source}")
+    return derived(
+        3 * hidden // (4 * heads), hidden, heads, rule=f"3/4 x {hidden.source} / {heads.source}", instead=True
+    )

@@ -21,10 +21,11 @@ LETTERS = {"M": LINEAR, "*": FULL, "-": NONE, "E": NONE}
 
 def mamba1(cfg: Fields, layer: int) -> tuple[Part, ...]:
     """Jamba, Mamba, FalconMamba: `expand` times the hidden size, unless the config gives the inner width itself."""
-    inner = _expanded(cfg)
     # Jamba's intermediate_size is its feed-forward width; FalconMamba's expand is wrong, its intermediate_size right.
-    if cfg.model_type in ("mamba", "falcon_mamba") and cfg.has("intermediate_size"):
-        inner = cfg.whole("intermediate_size", high=WIDTH)
+    if cfg.model_type in ("mamba", "falcon_mamba"):
+        inner = cfg.whole("intermediate_size", high=WIDTH, default=False, absent=lambda: _expanded(cfg, instead=True))
+    else:
+        inner = _expanded(cfg)
     shape = {"type": "mamba1", "inner": inner, "d_state": _state_size(cfg), "conv_kernel": _kernel(cfg)}
     return (state(cfg, "mamba", shape),)
 
@@ -39,7 +40,7 @@ def pure_mamba2(cfg: Fields, layer: int) -> tuple[Part, ...]:
 
     def filled() -> Figure:
         inner, dim = _expanded(cfg), cfg.whole("head_dim", high=HEAD_DIM)
-        return derived(inner // dim, inner, dim, rule=f"{inner.source} / {dim.source}")
+        return derived(inner // dim, inner, dim, rule=f"{inner.source} / {dim.source}", instead=True)
 
     return (_mamba2(cfg, cfg.whole("num_heads", high=HEADS, default=False, absent=filled), "head_dim"),)
 
@@ -65,7 +66,7 @@ def _doubled(cfg: Fields) -> tuple[Part, ...]:
 
     def shared_out() -> Figure:
         hidden = hidden_size(cfg)
-        return derived(2 * hidden // heads, hidden, heads, rule=f"2 x {hidden.source} / {heads.source}")
+        return derived(2 * hidden // heads, hidden, heads, rule=f"2 x {hidden.source} / {heads.source}", instead=True)
 
     dim = cfg.whole("attention_head_dim", high=HEAD_DIM, null=shared_out, absent=shared_out)
     return (attention("full", heads, kv_heads(cfg, heads), dim),)
@@ -137,17 +138,17 @@ def _dim(cfg: Fields, heads: Figure, names: tuple[str, ...]) -> Figure:
         inner = ssm or _expanded(cfg)
         if inner % heads:
             cfg.refuse(names[0], f"{inner.source} = {int(inner)} does not divide by {int(heads)} state heads")
-        return derived(inner // heads, inner, heads, rule=f"{inner.source} / {heads.source}")
+        return derived(inner // heads, inner, heads, rule=f"{inner.source} / {heads.source}", instead=True)
 
     if any(cfg.data.get(name) == "auto" for name in names):
         return shared_out()
     return cfg.whole(*names, high=HEAD_DIM, null=shared_out, absent=shared_out)
 
 
-def _expanded(cfg: Fields) -> Figure:
+def _expanded(cfg: Fields, instead: bool = False) -> Figure:
     hidden = hidden_size(cfg)
     expand = cfg.whole(*EXPAND_NAMES, high=1024)
-    return derived(expand * hidden, expand, hidden, rule=f"{expand.source} x {hidden.source}")
+    return derived(expand * hidden, expand, hidden, rule=f"{expand.source} x {hidden.source}", instead=instead)
 
 
 def _state_size(cfg: Fields) -> Figure:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from kvplan.specs.importers.attention import full, q_heads, window
 from kvplan.specs.importers.family import FULL, INDEXED, Part, Words, fitted
 from kvplan.specs.importers.fields import Fields
 from kvplan.specs.importers.figure import HEAD_DIM, HEADS, LAYERS, TOKENS, Figure
+from kvplan.specs.importers.result import How
 
-SCHEDULES = ("indexer_types", "index_topk_pattern", "index_topk_freq")
+WITHOUT_ROPE = frozenset(["glm5_next_text"])
+"""Model types whose latents may have no rotary part; elsewhere a 0 is a mistake."""
 
 
 def latent(cfg: Fields, layer: int) -> tuple[Part, ...]:
@@ -35,7 +38,8 @@ def sliding_latent(cfg: Fields, layer: int) -> tuple[Part, ...]:
 def latent_part(cfg: Fields, name: str, first: str = "", **more: Any) -> Part:
     """The latent of one layer."""
     rank = cfg.whole(*_names(first, "kv_lora_rank"), high=HEAD_DIM, default=False)
-    rope = cfg.whole(*_names(first, "qk_rope_head_dim"), low=0, high=HEAD_DIM, default=False)
+    low = 0 if cfg.model_type in WITHOUT_ROPE else 1
+    rope = cfg.whole(*_names(first, "qk_rope_head_dim"), low=low, high=HEAD_DIM, default=False)
     width: Any = {"nope": rank, "rope": rope} if rope else rank
     heads = q_heads(cfg, *([f"{first}num_attention_heads"] if first else []))
     return Part(name, {"kind": "latent", "q_heads": heads, "width": width, **more})
@@ -48,15 +52,19 @@ def indexed_latent(cfg: Fields, layer: int) -> tuple[Part, ...]:
 
 def index_keys(cfg: Fields, layer: int) -> tuple[Part, ...]:
     """One key per token (or per pooled group of tokens) for all index heads; the top-k shrinks nothing."""
-    if not runs_indexer(cfg, layer):
+    runs, how, source = indexer_schedule(cfg)
+    if layer not in runs:
         return ()
-    width = cfg.whole("index_head_dim", "indexer_head_dim", high=HEAD_DIM, default=False)
-    pool = cfg.maybe("index_kpool", "indexer_compress_ratio", high=TOKENS)
-    keys = index_part(width, pool, _index_heads(cfg))
-    if pool is None or pool == 1 or not cfg.has("index_kpool"):
-        return (keys,)
-    tail = {"kind": "latent", "role": "index", "width": width, "retain": {"ring": pool}}
-    return keys, Part("index-tail", tail)
+    width = cfg.whole("index_head_dim", high=HEAD_DIM, default=False)
+    pool = cfg.maybe("index_kpool", high=TOKENS)
+    keys = index_part(width, pool, cfg.maybe("index_n_heads", high=HEADS))
+    parts = [replace(keys, placed=(how, source))]
+    if pool is not None and pool > 1:
+        tail = {"kind": "latent", "role": "index", "width": width, "retain": {"ring": pool}}
+        parts.append(Part("index-tail", tail, placed=parts[0].placed))
+    elif "index_kpool" in cfg.data:
+        cfg.note("index_kpool is off: one index key for every token.")
+    return tuple(parts)
 
 
 def index_part(width: Figure, stride: Figure | None = None, heads: Figure | None = None, name: str = "indexer") -> Part:
@@ -70,40 +78,33 @@ def index_part(width: Figure, stride: Figure | None = None, heads: Figure | None
     return Part(name, body)
 
 
-def runs_indexer(cfg: Fields, layer: int) -> bool:
-    """Whether a layer has index keys of its own; `shared` layers reuse the last full one's choice."""
+def indexer_schedule(cfg: Fields) -> tuple[set[int], How, str]:
+    """Layers with index keys of their own (`shared` ones reuse the last full one's choice), and who says so."""
     layers = cfg.whole("num_hidden_layers", "num_layers", high=LAYERS, default=False)
-    types = cfg.words("indexer_types")
-    if types is not None:
-        return _one_of(cfg, "indexer_types", fitted(cfg, "indexer_types", types, layers), layer, "full", "shared")
-    pattern = cfg.data.get("index_topk_pattern")
-    if pattern is not None:
-        letters = list(pattern) if isinstance(pattern, str) else cfg.words("index_topk_pattern") or []
-        letters = fitted(cfg, "index_topk_pattern", letters, layers)
-        named = [{"F": "full", "S": "shared"}.get(letter, letter) for letter in letters]
-        return _one_of(cfg, "index_topk_pattern", named, layer, "full", "shared")
+    for name in ("indexer_types", "index_topk_pattern"):
+        given = cfg.data.get(name)
+        if given is None:
+            continue
+        words = [{"F": "full", "S": "shared"}.get(x, x) for x in given] if isinstance(given, str) else cfg.words(name)
+        listed = fitted(cfg, name, words or [], layers)
+        for layer, word in enumerate(listed):
+            if word not in ("full", "shared"):
+                cfg.refuse(f"{name}[{layer}]", f"expected full or shared, got {word[:40]!r}")
+        return {i for i, word in enumerate(listed) if word == "full"}, "read", cfg.prefix + name
     if cfg.has("index_topk_freq"):
         period = max(1, cfg.whole("index_topk_freq", low=0, high=LAYERS))
         offset = cfg.whole("index_skip_topk_offset", low=0, high=LAYERS, absent=lambda: _OFFSET)
-        return max(layer - offset + 1, 0) % period == 0
+        source = f"{cfg.prefix}index_topk_freq and index_skip_topk_offset"
+        return {i for i in range(layers) if max(i - offset + 1, 0) % period == 0}, offset.how, source
     if cfg.model_type in FOUR_LAYER_SCHEDULE:
-        return layer == 0 or (layer - 1) % 4 == 0
-    return True
+        source = f"{cfg.model_type}'s config class: layers 0, 1, 5, 9 and so on"
+        return {i for i in range(layers) if i == 0 or (i - 1) % 4 == 0}, "defaulted", source
+    return set(range(layers)), "defaulted", "no schedule of indexers (indexer_types, index_topk_freq): every layer"
 
 
 _OFFSET = Figure(2, "defaulted", "index_skip_topk_offset of the config class")
 FOUR_LAYER_SCHEDULE = frozenset(["hy_v4", "hy_v4_vl_text"])
 """Model types whose class runs the indexer in layers 0, 1, 5, 9 and so on."""
-
-
-def _one_of(cfg: Fields, name: str, words: list[str], layer: int, yes: str, no: str) -> bool:
-    if words[layer] not in (yes, no):
-        cfg.refuse(f"{name}[{layer}]", f"expected {yes} or {no}, got {words[layer][:40]!r}")
-    return words[layer] == yes
-
-
-def _index_heads(cfg: Fields) -> Figure | None:
-    return cfg.maybe("index_n_heads", "indexer_n_heads", high=HEADS)
 
 
 def _names(first: str, name: str) -> tuple[str, ...]:
@@ -120,6 +121,8 @@ def reused_latents(cfg: Fields, words: list[str]) -> dict[int, tuple[int, ...]]:
     """Mistral Large 4: `kv_source_layers` gives for each layer the layer whose latent it reads."""
     given = cfg.numbers("kv_source_layers", high=LAYERS)
     if given is None:
+        if cfg.model_type == "mistral_large4_text":
+            cfg.note("kv_source_layers is not given: every layer keeps a latent of its own.")
         return {}
     given = fitted(cfg, "kv_source_layers", given, len(words))
     for layer, source in enumerate(given):
@@ -151,5 +154,10 @@ def sparse_words(cfg: Fields, layers: int) -> Words:
 def indexed_if_given(cfg: Fields, layer: int) -> tuple[Part, ...]:
     """Qwen 4: full attention, with index keys where the config has an indexer."""
     if not cfg.has("indexer_n_heads", "indexer_head_dim"):
+        cfg.note("No indexer is given (indexer_n_heads, indexer_head_dim): no index keys are counted.")
         return full(cfg, layer)
-    return (*full(cfg, layer), *index_keys(cfg, layer))
+    if cfg.has("ple_layer_ids"):
+        cfg.note("The convolution rows of per-layer embeddings (ple_layer_ids) are not counted.")
+    width = cfg.whole("indexer_head_dim", high=HEAD_DIM)
+    pool = cfg.whole("indexer_compress_ratio", high=TOKENS)
+    return (*full(cfg, layer), index_part(width, pool, cfg.maybe("indexer_n_heads", high=HEADS)))

@@ -17,7 +17,7 @@ def constant(word: str) -> Rule:
     """Every layer alike."""
 
     def rule(cfg: Fields, layers: int) -> Words:
-        return Words([word] * layers, "defaulted", f"every layer of {cfg.model_type}")
+        return Words([word] * layers, "read", f"model_type: every layer of {cfg.model_type}")
 
     return rule
 
@@ -27,7 +27,7 @@ all_full = constant(FULL)
 
 def every_window(cfg: Fields, layers: int) -> Words:
     """Every layer slides, if there is a window."""
-    return Words([SLIDING] * layers, "defaulted", f"{cfg.model_type}: one window for all layers")
+    return Words([SLIDING] * layers, "read", f"model_type: every layer of {cfg.model_type}, if there is a window")
 
 
 def later_window(cfg: Fields, layers: int) -> Words:

@@ -12,9 +12,9 @@ SHARED = "shared"
 
 def last_layers(cfg: Fields, words: list[str]) -> dict[int, tuple[int, ...]]:
     """Gemma 3n and 4: the last `num_kv_shared_layers` read the last earlier layer of their own type."""
-    count = cfg.maybe("num_kv_shared_layers", high=LAYERS)
-    if count is None:
-        return {}
+    count = cfg.whole("num_kv_shared_layers", low=0, high=LAYERS)
+    if count.how != "read":
+        cfg.note(f"num_kv_shared_layers is not given: {int(count)}, as in {count.source}.")
     first = len(words) - count
     found: dict[int, tuple[int, ...]] = {}
     for layer in range(max(first, 0), len(words)):

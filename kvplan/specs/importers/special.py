@@ -5,12 +5,11 @@ from __future__ import annotations
 from kvplan.specs.importers.attention import (
     KV_NAMES,
     attention,
-    full,
     head_dim,
     keep,
     kv_heads,
+    plain_attention,
     q_heads,
-    sliding,
     traits,
     window,
 )
@@ -104,13 +103,13 @@ def gemma4_full(cfg: Fields, layer: int) -> tuple[Part, ...]:
     if separate and cfg.has("num_global_key_value_heads"):
         cfg.note("num_global_key_value_heads has no effect: attention_k_eq_v is false.")
     kv = kv_heads(cfg, heads, () if separate else ("num_global_key_value_heads",))
-    return (attention("full", heads, kv, head_dim(cfg, heads, ("global_head_dim",)), has=traits(cfg)),)
+    return (attention("full", heads, kv, cfg.whole("global_head_dim", high=HEAD_DIM), has=traits(cfg)),)
 
 
 def step_sliding(cfg: Fields, layer: int) -> tuple[Part, ...]:
     """Step 3.5: sliding layers may have their own head counts, in `attention_other_setting`."""
     other = cfg.child("attention_other_setting")
-    own = Fields({**cfg.data, **(other.data if other else {})}, cfg.where, cfg.model_type, top=cfg.top, notes=cfg.notes)
+    own = cfg.like({**cfg.data, **(other.data if other else {})}, f"{cfg.prefix}attention_other_setting.")
     rows = window(cfg)
     heads = q_heads(own)
     name = "sliding" if rows else "full"
@@ -125,20 +124,25 @@ def step3(cfg: Fields, layer: int) -> tuple[Part, ...]:
     return (attention("full", heads, kv, head_dim(cfg, heads)),)
 
 
-def listed_query_heads(cfg: Fields, layer: int, name: str) -> Fields:
-    """A config as one layer sees it, with its own number of query heads where the config lists them."""
-    given = cfg.numbers(name, low=1, high=HEADS)
-    if given is None:
-        return cfg
-    if layer >= len(given):
-        cfg.refuse(name, f"expected one entry per layer, got {len(given)}")
-    data = {**cfg.data, "num_attention_heads": given[layer]}
-    return Fields(data, cfg.where, cfg.model_type, prefix=cfg.prefix, top=cfg.top, notes=cfg.notes)
-
-
 def laguna_full(cfg: Fields, layer: int) -> tuple[Part, ...]:
     """Laguna: query heads differ by layer, KV heads do not."""
-    return full(listed_query_heads(cfg, layer, "num_attention_heads_per_layer"), layer)
+    return (plain_attention(cfg, "full", heads=_listed_heads(cfg, layer)),)
+
+
+def laguna_sliding(cfg: Fields, layer: int) -> tuple[Part, ...]:
+    """Laguna: likewise, with a window."""
+    rows = window(cfg)
+    return (plain_attention(cfg, "sliding" if rows else "full", keep(rows), _listed_heads(cfg, layer)),)
+
+
+def _listed_heads(cfg: Fields, layer: int) -> Figure | None:
+    name = "num_attention_heads_per_layer"
+    given = cfg.numbers(name, low=1, high=HEADS)
+    if given is None:
+        return None
+    if layer >= len(given):
+        cfg.refuse(name, f"expected one entry per layer, got {len(given)}")
+    return Figure(given[layer], "read", f"{cfg.prefix}{name}[{layer}]")
 
 
 def jetmoe(cfg: Fields, layer: int) -> tuple[Part, ...]:
@@ -147,11 +151,6 @@ def jetmoe(cfg: Fields, layer: int) -> tuple[Part, ...]:
     experts = cfg.whole("num_experts_per_tok", high=HEADS, default=False)
     heads = derived(kv * experts, kv, experts, rule=f"{kv.source} x {experts.source}")
     return (attention("full", heads, kv, head_dim(cfg, heads)),)
-
-
-def laguna_sliding(cfg: Fields, layer: int) -> tuple[Part, ...]:
-    """Laguna: likewise, with a window."""
-    return sliding(listed_query_heads(cfg, layer, "num_attention_heads_per_layer"), layer)
 
 
 def _one_or_all(cfg: Fields, heads: Figure, name: str, default: bool) -> Figure:

@@ -15,6 +15,7 @@ from kvplan.specs.importers import (
     sharing,
     special,
 )
+from kvplan.specs.importers.aliases import ALIASES
 from kvplan.specs.importers.family import (
     CHUNKED,
     CONV,
@@ -55,6 +56,7 @@ _V41: dict[str, Maker] = {
     compressed.SPARSE: compressed.stored,
     compressed.REUSED: compressed.window_only,
 }
+_PERIOD = ("sliding_window_pattern", "_sliding_window_pattern")
 _BLOCK_LISTS = ("layer_types", "layers_block_type")
 
 
@@ -69,14 +71,18 @@ ONE_WINDOW = Family(rules.every_window, _WINDOWED)
 LATER_WINDOW = Family(rules.gated_later_window, _WINDOWED)
 LATENT = Family(rules.all_full, _LATENT)
 INDEXED_LATENT = Family(
-    rules.constant(INDEXED), _INDEXED, sharing=mla.reused_latents, renames={"full_attention": INDEXED}
+    rules.constant(INDEXED),
+    _INDEXED,
+    sharing=mla.reused_latents,
+    shared_by="kv_source_layers",
+    renames={"full_attention": INDEXED},
 )
 DELTA_HYBRID = Family(rules.every(4, "full_attention_interval", other=LINEAR), _LINEAR_HYBRID)
-BAILING = Family(linear.grouped_words, {FULL: mla.latent_or_full, LINEAR: linear.bailing})
+BAILING = Family(linear.grouped_words, {FULL: mla.latent, LINEAR: linear.bailing})
 MINIMAX = Family(linear.typed_words, {FULL: attention.full, LINEAR: linear.lightning})
-GEMMA4 = Family(rules.every(6), _GEMMA4, sharing=sharing.last_layers, ends_full=True)
-PATTERN_OF_2 = Family(rules.every(2, "sliding_window_pattern"), _WINDOWED)
-PATTERN_OF_4 = Family(rules.every(4, "sliding_window_pattern"), _WINDOWED)
+GEMMA4 = Family(rules.every(6), _GEMMA4, sharing=sharing.last_layers, shared_by="num_kv_shared_layers", ends_full=True)
+PATTERN_OF_2 = Family(rules.every(2, *_PERIOD), _WINDOWED)
+PATTERN_OF_4 = Family(rules.every(4, *_PERIOD), _WINDOWED)
 FIRST_OF_4 = Family(rules.first_of(4), _WINDOWED)
 MIMO = Family(rules.flagged("hybrid_layer_pattern", otherwise=rules.first_and_every(6)), _MIMO)
 STEP = Family(rules.needed("layer_types"), _STEP, tail=True)
@@ -116,7 +122,7 @@ _BY_NAMES: tuple[tuple[Family, str], ...] = (
     (LATENT, "axk1 deepseek_v2 deepseek_v3 glm4_moe_lite kimi_k2 minicpm3 mistral4 sarvam_mla youtu"),
     (INDEXED_LATENT, "axk2 deepseek_v32 glm_moe_dsa hy_v4 hy_v4_vl_text mistral_large4_text"),
     (DELTA_HYBRID, "olmo_hybrid qwen3_5_moe_text qwen3_5_text qwen3_next"),
-    (BAILING, "bailing_hybrid bailing_moe_linear bailing_moe_v2_5"),
+    (BAILING, "bailing_hybrid bailing_moe_v2_5"),
     (MINIMAX, "minimax minimax_m1 minimax_text_01"),
     (GEMMA4, "gemma4_text gemma4_unified_text"),
     (PATTERN_OF_2, "gemma2 gpt_oss vaultgemma"),
@@ -142,6 +148,7 @@ _SINGLE: dict[str, Family] = {
     "baichuan_m1": Family(
         rules.listed("sliding_window_layers", SLIDING, FULL), {FULL: conv.dual_full, SLIDING: conv.dual_sliding}
     ),
+    "bailing_moe_linear": Family(linear.grouped_words, {FULL: mla.latent_or_full, LINEAR: linear.bailing}),
     "bamba": Family(mamba.indexed_words, _MAMBA2),
     "chatglm": _all(special.chatglm),
     "cohere2_moe": Family(rules.dense_prefix, _WINDOWED),
@@ -152,8 +159,8 @@ _SINGLE: dict[str, Family] = {
     "falcon": _all(special.falcon),
     "falcon_h1": Family(rules.constant(HYBRID), {HYBRID: mamba.attention_and_mamba2}),
     "falcon_mamba": Family(rules.constant(LINEAR), {LINEAR: mamba.mamba1}),
-    "gemma3_text": Family(rules.every(6, "sliding_window_pattern"), _WINDOWED),
-    "gemma3n_text": Family(rules.every(5), _WINDOWED, sharing=sharing.last_layers),
+    "gemma3_text": Family(rules.every(6, *_PERIOD), _WINDOWED),
+    "gemma3n_text": Family(rules.every(5), _WINDOWED, sharing=sharing.last_layers, shared_by="num_kv_shared_layers"),
     "glm5_next_text": Family(
         rules.every(4, other=LINEAR, word=INDEXED), {**_INDEXED, LINEAR: linear.kda}, renames={FULL: INDEXED}
     ),
@@ -165,7 +172,9 @@ _SINGLE: dict[str, Family] = {
         renames={"global": FULL, "local": SLIDING},
     ),
     "granitemoehybrid": Family(rules.needed("layer_types"), _MAMBA2),
-    "hunyuan": Family(rules.all_full, {FULL: attention.full}, sharing=sharing.cross_layer),
+    "hunyuan": Family(
+        rules.all_full, {FULL: attention.full}, sharing=sharing.cross_layer, shared_by="cla_share_factor"
+    ),
     "jamba": Family(mamba.periodic_words, {FULL: attention.full, LINEAR: mamba.mamba1}, lists=_BLOCK_LISTS),
     "jetmoe": _all(special.jetmoe),
     "kimi_linear": Family(linear.kimi_words, {FULL: mla.latent, LINEAR: linear.kda}),
@@ -191,6 +200,7 @@ _SINGLE: dict[str, Family] = {
             sharing.SHARED: _no_cache,
         },
         sharing=sharing.reads_full,
+        shared_by="mb_per_layer",
         lists=(),
     ),
     "qwen2_moe": Family(rules.gated_early_window, _WINDOWED),
@@ -217,28 +227,6 @@ _SINGLE: dict[str, Family] = {
 }
 
 FAMILIES: dict[str, Family] = {name: family for family, names in _BY_NAMES for name in names.split()} | _SINGLE
-
-ALIASES: dict[str, str] = {
-    "aya_vision": "cohere2",
-    "chatglm4": "chatglm",
-    "cohere2_vision": "cohere2",
-    "deepseek_vl_v2": "deepseek_v2",
-    "hunyuan_moe": "hunyuan",
-    "inkling_mm_model": "inkling_text",
-    "kimi_k25": "kimi_k2",
-    "kimi_k3": "kimi_linear",
-    "kimi_vl": "deepseek_v3",
-    "llava": "llama",
-    "mistral3": "mistral",
-    "mllama": "mllama_text_model",
-    "paligemma": "gemma",
-    "phi3_v": "phi3",
-    "refinedweb": "falcon",
-    "refinedwebmodel": "falcon",
-    "step3": "step3_text",
-    "step3_vl": "step3_text",
-}
-"""Other names of a model type: of a model with a vision part, or of older files."""
 
 
 def canonical(model_type: str) -> str | None:
