@@ -18,10 +18,15 @@ BASES = ("exact", "engine rule", "estimate", "measured")
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """A named whole number, such as 32 layers; the name is a plural that reads well after the value."""
+    """A named whole number, such as 32 layers; the name is a plural that reads well after the value.
+
+    Attributes:
+        source: the spec field or option that the value comes from, with its arithmetic.
+    """
 
     name: str
     value: int
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +90,7 @@ def to_dict(node: Node) -> dict[str, Any]:
         "label": node.label,
         "nbytes": node.nbytes,
         "formula": node.formula,
-        "factors": [{"name": f.name, "value": f.value} for f in node.factors],
+        "factors": [{"name": f.name, "value": f.value, "source": f.source} for f in node.factors],
         "basis": node.basis,
         "source": node.source,
     }
@@ -116,7 +121,7 @@ _HINT = "write the plan again with kvplan estimate --json"
 def _read(data: Any) -> Node:
     if "children" in data:
         return Sum(str(data["label"]), tuple(from_dict(c) for c in data["children"]))
-    factors = tuple(Factor(str(f["name"]), f["value"]) for f in data["factors"])
+    factors = tuple(Factor(str(f["name"]), f["value"], str(f.get("source", ""))) for f in data["factors"])
     if not factors or any(type(f.value) is not int or f.value < 0 for f in factors):
         raise ValueError("factors must be whole numbers")
     if data["basis"] not in BASES:

@@ -6,26 +6,32 @@ from typing import Any
 
 import click
 
-from kvplan.cli.options import json_option, plan_options
+from kvplan.cli.options import CACHE_OPTIONS, GPU_OPTIONS, SHARDING_OPTIONS, json_option, plan_options
 from kvplan.plan import PlanRequest, make_plan
 
 
 @click.command("estimate")
 @click.argument("model")
-@plan_options("context", "batch", "kv", "k", "v", "latent", "index", "state_dtype", "conv_dtype", "page_size", "tp")
-@plan_options("gpu", "gpu_memory", "bandwidth", "util", "weights_dtype", "beyond_max")
+@plan_options(*CACHE_OPTIONS, *SHARDING_OPTIONS, *GPU_OPTIONS)
+@click.option("--explain", is_flag=True, help="Print each factor with the field it comes from and the arithmetic.")
 @json_option
+<<<<<<< HEAD
 def command(as_json: bool, **fields: Any) -> None:
     """Exact cache bytes of MODEL: the id of a shipped spec, a Hugging Face id, or the path of a spec file, a
     config.json, a model folder or a .gguf file.
+=======
+def command(as_json: bool, explain: bool, **fields: Any) -> None:
+    """Exact cache bytes of MODEL: the id of a shipped spec, a Hugging Face id, or the path of a spec file.
+>>>>>>> main
 
     Sizes accept 32k, 128k and 1M (binary). Without --context: bytes per token, fixed bytes per sequence, and a ladder
-    of lengths up to the model's maximum.
+    of lengths up to the model's maximum. --explain changes nothing in --json, which always has every factor's source.
     """
-    plan = make_plan(PlanRequest(**fields))
+    # The options have checked every value; building pydantic's checks would take longer than the plan.
+    plan = make_plan(PlanRequest.model_construct(**fields))
     if as_json:
         click.echo(plan.to_json())
         return
     from kvplan.report.terminal import print_plan
 
-    print_plan(plan)
+    print_plan(plan, explain=explain)

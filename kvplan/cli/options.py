@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-from kvplan.plan import PlanRequest
+from kvplan.plan.types import PlanRequest
 from kvplan.units import parse_bandwidth, parse_bytes, parse_count
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -28,7 +28,14 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "state_dtype": {"metavar": "D"},
     "conv_dtype": {"metavar": "D"},
     "page_size": {"metavar": "N", "callback": _read(parse_count, "page size")},
+    "layers": {"metavar": "RULE", "multiple": True},
+    "mtp": {"is_flag": True},
     "tp": {"metavar": "N", "callback": _read(parse_count, "tp"), "default": "1", "show_default": True},
+    "pp": {"metavar": "N", "callback": _read(parse_count, "pp"), "default": "1", "show_default": True},
+    "dp": {"metavar": "N", "callback": _read(parse_count, "dp")},
+    "dcp": {"metavar": "N", "callback": _read(parse_count, "dcp"), "default": "1", "show_default": True},
+    "pcp": {"metavar": "N", "callback": _read(parse_count, "pcp"), "default": "1", "show_default": True},
+    "dp_attention": {"is_flag": True},
     "gpu": {"metavar": "G"},
     "gpu_memory": {"metavar": "SIZE", "callback": _read(parse_bytes, "GPU memory")},
     "bandwidth": {"metavar": "RATE", "callback": _read(parse_bandwidth, "bandwidth")},
@@ -39,17 +46,50 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 """Field of PlanRequest to its click settings."""
 
 
+class _PlanOption(click.Option):
+    """An option whose help is read when it is shown."""
+
+    @property
+    def help(self) -> str:
+        assert self.name is not None
+        # Imported here: reading a source takes modules that nothing but --help needs.
+        from kvplan.texts import field_text
+
+        return field_text(PlanRequest, self.name)
+
+    @help.setter
+    def help(self, text: str | None) -> None:
+        """Click's constructor sets what it was given, which here is nothing."""
+
+
 def plan_options(*fields: str) -> Callable[[F], F]:
     """A decorator that adds the options of these PlanRequest fields, in this order; values arrive under their names."""
 
     def decorate(function: F) -> F:
         for name in reversed(fields):
-            text = PlanRequest.model_fields[name].description
-            function = click.option(f"--{name.replace('_', '-')}", name, help=text, **_SETTINGS[name])(function)
+            option = f"--{name.replace('_', '-')}"
+            function = click.option(option, name, cls=_PlanOption, **_SETTINGS[name])(function)
         return function
 
     return decorate
 
+
+CACHE_OPTIONS = (
+    "context",
+    "batch",
+    "kv",
+    "k",
+    "v",
+    "latent",
+    "index",
+    "state_dtype",
+    "conv_dtype",
+    "layers",
+    "mtp",
+    "page_size",
+)
+SHARDING_OPTIONS = ("tp", "pp", "dp", "dcp", "pcp", "dp_attention")
+GPU_OPTIONS = ("gpu", "gpu_memory", "bandwidth", "util", "weights_dtype", "beyond_max")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 """`--json`, passed on as `as_json`."""

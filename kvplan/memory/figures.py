@@ -6,13 +6,14 @@ One rank (the one that holds most), the whole batch, every sequence at `context`
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from math import lcm
 from typing import Any, ClassVar
 
 from kvplan.breakdown import Product, Sum
 from kvplan.memory.groups import CacheGroup
+from kvplan.memory.sharding import Sharding
 from kvplan.memory.terms import (
     LOGICAL_KINDS,
     allocated_terms,
@@ -39,6 +40,10 @@ class Ratio:
     @classmethod
     def of(cls, value: Fraction) -> Ratio:
         return cls(value.numerator, value.denominator)
+
+    @classmethod
+    def quotient(cls, above: int, below: int) -> Ratio:
+        return cls.of(Fraction(above, below))
 
     @property
     def value(self) -> float:
@@ -70,7 +75,7 @@ class Figures:
     constant_bytes: int
     """Static scales and codebooks, in none of the sums above. An allocator really takes allocated + constant."""
     replicated_bytes: int
-    """Sum of the ranks' logical bytes minus logical bytes at tp=1."""
+    """Sum of all ranks' logical bytes minus the logical bytes of one rank that holds everything."""
     bytes_per_token: Ratio
     """Logical slope beyond all windows, per sequence and rank."""
     fixed_bytes_per_sequence: int
@@ -162,16 +167,25 @@ def held_bytes(groups: Sequence[CacheGroup], context: int, batch: int, page_size
 
 
 def kv_figures(
-    groups: Sequence[CacheGroup], unsharded: Sequence[CacheGroup], tp: int, context: int, batch: int, page_size: int
+    groups: Sequence[CacheGroup],
+    unsharded: Sequence[CacheGroup],
+    sharding: Sharding | int,
+    context: int,
+    batch: int,
+    page_size: int,
 ) -> KvFigures:
     """All figures at one length.
 
     Args:
-        groups: the cache of one of `tp` ranks.
-        unsharded: the same cache at tp=1, for the replicated bytes.
+        groups: the cache of one rank.
+        unsharded: the same cache on one rank that holds everything, for the replicated bytes.
+        sharding: the layout of GPUs, or a number of tensor-parallel ranks.
+        batch: sequences of all replicas together.
     """
+    sharding = Sharding.of(sharding)
     each = tuple(
-        _group_figures(g, whole, tp, context, batch, page_size) for g, whole in zip(groups, unsharded, strict=True)
+        _group_figures(g, whole, sharding, context, batch, page_size)
+        for g, whole in zip(groups, unsharded, strict=True)
     )
     sums = {name: sum(getattr(g, name) for g in each) for name in SUMMED}
     slope = sum((Fraction(g.bytes_per_token.numerator, g.bytes_per_token.denominator) for g in each), Fraction(0))
@@ -179,13 +193,14 @@ def kv_figures(
 
 
 def _group_figures(
-    group: CacheGroup, whole: CacheGroup, tp: int, context: int, batch: int, page_size: int
+    group: CacheGroup, whole: CacheGroup, sharding: Sharding, context: int, batch: int, page_size: int
 ) -> GroupFigures:
-    kinds = logical_terms(group, context, batch)
+    sequences = sharding.sequences(batch)
+    kinds = logical_terms(group, context, sequences)
     parts = {f"{kind}_bytes": _total(kinds.get(kind, ())) for kind in LOGICAL_KINDS}
     logical = sum(parts.values())
-    allocated = _total(allocated_terms(group, context, batch, page_size))
-    reserved = batch * group.layers * group.layout.fixed_bytes("residual") - parts["residual_bytes"]
+    allocated = _total(allocated_terms(group, context, sequences, page_size))
+    reserved = sequences * group.layers * group.layout.fixed_bytes("residual") - parts["residual_bytes"]
     unit = growth_unit(group)
     slope = Fraction(_total(growth_terms(group, unit)), unit)
     settled = settled_at(group)
@@ -201,10 +216,29 @@ def _group_figures(
         padding_bytes=allocated - reserved - logical,
         engine_saves_bytes=0,
         constant_bytes=_total(constant_terms(group)),
-        replicated_bytes=tp * logical - _logical(whole, context, batch),
+        replicated_bytes=all_ranks_logical(group, whole, sharding, context, batch) - _logical(whole, context, batch),
         bytes_per_token=Ratio.of(slope),
         fixed_bytes_per_sequence=_logical(group, settled, 1) - int(slope * settled),
     )
+
+
+def all_ranks_logical(group: CacheGroup, whole: CacheGroup, sharding: Sharding, context: int, batch: int) -> int:
+    """Logical bytes of a group, all its layers, summed over every GPU.
+
+    Replicas hold different sequences and stages different layers, so only the ranks of one stage can hold copies.
+    """
+    shards = sharding.holders // group.law.ranks
+    everywhere = replace(group, layers=whole.layers)
+    # Ranks that take turns differ by at most one row, so few distinct row counts need computing.
+    by_rows: dict[int, int] = {}
+    total = 0
+    for rank in range(group.law.ranks):
+        law = replace(group.law, rank=rank)
+        rows = law.rows(context)
+        if rows not in by_rows:
+            by_rows[rows] = _logical(replace(everywhere, law=law), context, batch)
+        total += by_rows[rows]
+    return shards * total
 
 
 def _logical(group: CacheGroup, context: int, batch: int) -> int:

@@ -20,11 +20,12 @@ RESIDUAL_CAPACITY = "residual capacity"
 
 def logical_terms(group: CacheGroup, tokens: int, sequences: int) -> dict[str, tuple[Product, ...]]:
     """What the mathematics needs, by kind; a kind without bytes has no terms."""
-    rows = group.law.rows(tokens)
+    if not group.layers:
+        return {}
     terms = {
-        "payload": _row_terms(group, "payload", rows, sequences),
-        "metadata": _row_terms(group, "metadata", rows, sequences),
-        "residual": _residual_terms(group, rows, sequences),
+        "payload": _row_terms(group, "payload", tokens, sequences),
+        "metadata": _row_terms(group, "metadata", tokens, sequences),
+        "residual": _residual_terms(group, tokens, sequences),
         "state": _state_terms(group, sequences),
     }
     return {kind: made for kind, made in terms.items() if made}
@@ -38,42 +39,46 @@ def packed_rows(group: CacheGroup, tokens: int) -> int:
 
 def allocated_terms(group: CacheGroup, tokens: int, sequences: int, page_size: int) -> tuple[Product, ...]:
     """What kvplan's own allocator takes: whole pages per sequence, residuals at capacity, states."""
-    pages = cdiv(packed_rows(group, tokens), page_size)
-    page_bytes = group.layout.page_bytes(page_size)
+    packed = packed_rows(group, tokens)
+    pages = Factor(
+        f"pages of {page_size:,} tokens",
+        cdiv(packed, page_size),
+        f"ceil({packed:,} packed rows / page_size {page_size:,}); rows = {group.law.explain(tokens)}",
+    )
     terms = [
-        _product("pages", group, sequences, (f"pages of {page_size:,} tokens", pages), ("bytes", page_bytes)),
-        _product(RESIDUAL_CAPACITY, group, sequences, ("bytes", group.layout.fixed_bytes("residual"))),
-        _product("states", group, sequences, ("bytes", group.layout.fixed_bytes("state"))),
+        _product("pages", group, sequences, pages, _fixed(group, "page", group.layout.page_bytes(page_size))),
+        _product(RESIDUAL_CAPACITY, group, sequences, _fixed(group, "residual")),
+        _product("states", group, sequences, _fixed(group, "state")),
     ]
     return tuple(t for t in terms if t.nbytes)
 
 
 def constant_terms(group: CacheGroup) -> tuple[Product, ...]:
     """Static scales and codebooks: once per layer, whatever the context and batch."""
-    term = _product("static scales", group, 1, ("bytes", group.layout.fixed_bytes("layer")))
+    term = _product("static scales", group, 1, _fixed(group, "layer"))
     return (term,) if term.nbytes else ()
 
 
 def growth_unit(group: CacheGroup) -> int:
     """The least number of further tokens that adds a whole number of groups and rows; 1 where nothing grows."""
-    return lcm(*(p.tokens for p in group.layout.scoped("page")), 1) * group.law.stride if group.law.grows else 1
+    return group.layout.page_multiple * group.law.tokens_per_row if group.law.grows else 1
 
 
 def growth_terms(group: CacheGroup, tokens: int) -> tuple[Product, ...]:
     """What every further `tokens` tokens of a sequence add beyond all windows; a multiple of `growth_unit`."""
-    if not group.law.grows:
+    if not group.law.grows or not group.layers:
         return ()
     terms: list[Product] = []
     for role in ("payload", "metadata"):
-        parts = [(f, p, tokens // group.law.stride) for p, f in _page_fields(group, role)]
-        terms += _merged(group, role, parts, 1)
+        parts = [(f, p, tokens // group.law.tokens_per_row) for p, f in _page_fields(group, role)]
+        terms += _merged(group, role, parts, 1, f"{tokens:,} further tokens")
     return tuple(terms)
 
 
 def settled_at(group: CacheGroup) -> int:
     """A length from which on the group's bytes are exactly `fixed + growth`: windows full, residuals regular."""
     recents = [t.recent for t in group.layout.tensors if t.recent]
-    unit = lcm(growth_unit(group), *(r * group.law.stride for r in recents))
+    unit = lcm(growth_unit(group), *(r * group.law.tokens_per_row for r in recents))
     return align_up(max(group.law.full_at, unit), unit)
 
 
@@ -81,41 +86,67 @@ def _page_fields(group: CacheGroup, role: str) -> Iterable[tuple[Plane, Field]]:
     return ((p, f) for p in group.layout.scoped("page") for f in p.fields if f.role == role)
 
 
-def _row_terms(group: CacheGroup, role: str, rows: int, sequences: int) -> tuple[Product, ...]:
+def _row_terms(group: CacheGroup, role: str, tokens: int, sequences: int) -> tuple[Product, ...]:
     """Payload or metadata of the packed rows."""
+    rows = group.law.rows(tokens)
     packed = {t.role: t.split(rows)[0] for t in group.layout.tensors}
     parts = [(f, p, packed[f.tensor]) for p, f in _page_fields(group, role) if packed[f.tensor]]
-    return tuple(_merged(group, role, parts, sequences))
+    held_back = ", without the residual's" if any(packed[f.tensor] != rows for f, _, _ in parts) else ""
+    return tuple(_merged(group, role, parts, sequences, group.law.explain(tokens) + held_back))
 
 
-def _residual_terms(group: CacheGroup, rows: int, sequences: int) -> tuple[Product, ...]:
+def _residual_terms(group: CacheGroup, tokens: int, sequences: int) -> tuple[Product, ...]:
     """Rows that wait unquantised, exactly."""
+    rows = group.law.rows(tokens)
     recent = {t.role: t.split(rows)[1] for t in group.layout.tensors}
     parts = [(f, p, recent[f.tensor]) for p in group.layout.scoped("residual") for f in p.fields if recent[f.tensor]]
-    return tuple(_merged(group, "residual", parts, sequences))
+    laws = {f"{t.role}: {t.recent:,} recent, flush {t.flush}" for t in group.layout.tensors if t.recent}
+    why = f"of {rows:,} rows; {'; '.join(sorted(laws))}"
+    return tuple(_merged(group, "residual", parts, sequences, why))
 
 
 def _state_terms(group: CacheGroup, sequences: int) -> tuple[Product, ...]:
     terms = []
     for plane in group.layout.scoped("state"):
         for f in plane.fields:
-            width = f.unit_bytes // f.items
-            terms.append(_product(f"{f.tensor} state", group, sequences, ("elements", f.items), ("bytes", width)))
+            elements = Factor("elements", f.items, group.origin.width)
+            width = Factor("bytes", f.unit_bytes // f.items, f.storage)
+            terms.append(_product(f"{f.tensor} state", group, sequences, elements, width))
     return tuple(terms)
 
 
 def _merged(
-    group: CacheGroup, role: str, parts: Iterable[tuple[Field, Plane, int]], sequences: int
+    group: CacheGroup, role: str, parts: Iterable[tuple[Field, Plane, int]], sequences: int, why: str
 ) -> Iterable[Product]:
     """One product for all fields with the same heads, rows and tokens per unit, so that K and V share a line."""
     together: dict[tuple[int, int, int], list[Field]] = {}
     for field, plane, rows in parts:
         together.setdefault((plane.heads(group.layout.heads), rows, field.tokens), []).append(field)
     for (heads, rows, per), fields in together.items():
-        units = (_row_name(group), rows) if per == 1 else (f"groups of {per:,} tokens", rows // per)
-        width = sum(f.unit_bytes for f in fields)
-        label = _label(role, fields)
-        yield _product(label, group, sequences, ("kv heads", heads), units, ("bytes", width))
+        units = Factor(_row_name(group), rows, why)
+        if per != 1:
+            units = Factor(f"groups of {per:,} tokens", rows // per, f"{rows:,} / {per:,}; {why}")
+        width = Factor("bytes", sum(f.unit_bytes for f in fields), f"{group.origin.width}: {_widths(fields)}")
+        whole_row = group.layout.heads > 1 and heads == 1
+        why_heads = f"one row for all {group.layout.heads} kv heads" if whole_row else group.origin.heads
+        yield _product(_label(role, fields), group, sequences, Factor("kv heads", heads, why_heads), units, width)
+
+
+def _widths(fields: list[Field]) -> str:
+    """`k codes 128 x bf16 + v codes 128 x bf16`."""
+    return " + ".join(f"{f.tensor} {f.name} {f.items:,} x {f.storage}" for f in fields)
+
+
+def _fixed(group: CacheGroup, scope: str, nbytes: int | None = None) -> Factor:
+    """The bytes of one layer's planes of a scope, with what lies in them."""
+    planes = group.layout.scoped(scope)
+    capacity = "".join(f", {p.capacity:,} rows" for p in planes[:1] if p.capacity)
+    inside = "; ".join(
+        f"{_widths(list(p.fields))}" + (f" per {p.tokens:,} tokens" if p.tokens > 1 else "") for p in planes
+    )
+    heads = f", {group.layout.heads} kv heads" if group.layout.tensors else ""
+    value = group.layout.fixed_bytes(scope) if nbytes is None else nbytes
+    return Factor("bytes", value, f"{inside}{heads}{capacity}; {group.origin.width}, {group.origin.heads}")
 
 
 def _row_name(group: CacheGroup) -> str:
@@ -132,6 +163,7 @@ def _label(role: str, fields: list[Field]) -> str:
     return f"{tensors} {'recent rows' if role == 'residual' else 'rows' if plain else 'codes'}"
 
 
-def _product(label: str, group: CacheGroup, sequences: int, *factors: tuple[str, int]) -> Product:
-    named = (("layers", group.layers), ("sequences", sequences), *factors)
-    return Product(label, tuple(Factor(name, value) for name, value in named), "exact", group.source)
+def _product(label: str, group: CacheGroup, sequences: int, *factors: Factor) -> Product:
+    layers = Factor("layers", group.layers, group.origin.layers)
+    named = (layers, Factor("sequences", sequences, group.origin.sequences), *factors)
+    return Product(label, named, "exact", group.source)

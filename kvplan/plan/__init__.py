@@ -1,7 +1,8 @@
 """The plan: request in, one result object out. The only composer of formulas, specs and capacity."""
 
 from kvplan.plan.compose import compose, figures_at, ladder_lengths, make_plan
-from kvplan.plan.resolve import Resolved, legal_tps, resolve
+from kvplan.plan.legal import legal_dcps, legal_tps
+from kvplan.plan.resolve import Resolved, resolve
 from kvplan.plan.result import Plan
 from kvplan.plan.types import PlanRequest
 
@@ -12,6 +13,7 @@ __all__ = [
     "compose",
     "figures_at",
     "ladder_lengths",
+    "legal_dcps",
     "legal_tps",
     "make_plan",
     "resolve",

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 from kvplan.breakdown import Factor, Product
 from kvplan.errors import UsageError, did_you_mean
-from kvplan.memory.figures import KvFigures, held_bytes
-from kvplan.memory.groups import CacheGroup, cache_groups
-from kvplan.plan.resolve import PUBLISHED, Resolved, legal_tps
-from kvplan.plan.types import Capacity, Change, Fit, Limit, Verdict
+from kvplan.memory.curves import RankCurves
+from kvplan.memory.figures import KvFigures
+from kvplan.memory.sharding import Sharding
+from kvplan.plan.answers import Capacity, Change, Fit, Limit, Verdict
+from kvplan.plan.legal import legal_dcps, legal_tps
+from kvplan.plan.resolve import PUBLISHED, Resolved, sharded_groups, stage_curves
 from kvplan.units import MAX_TOKENS, cdiv, format_bytes
 
 WEIGHT_BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "int4": 4}
@@ -28,17 +31,25 @@ def largest(fits: Callable[[int], bool], ceiling: int) -> int:
     return low
 
 
-def fit_at(groups: tuple[CacheGroup, ...], page_size: int, pool_bytes: int, context: int) -> Fit:
+Ranks = Sequence[RankCurves]
+"""The cache of one rank of every pipeline stage. Each stage must hold its part, so the fullest one decides."""
+
+
+def fit_at(ranks: Ranks, pool_bytes: int, context: int, replicas: int = 1) -> Fit:
     """Requests of `context` tokens that a pool holds, and all tokens: the rest takes one shorter request."""
+    requests = largest(lambda n: held_most(ranks, context, n) <= pool_bytes, MAX_TOKENS)
+    rests = [pool_bytes - rank.held(context, requests) for rank in ranks]
 
-    def held(tokens: int, batch: int) -> int:
-        return held_bytes(groups, tokens, batch, page_size)
+    def beside(tokens: int) -> bool:
+        return all(rank.allocated(tokens) <= rest for rank, rest in zip(ranks, rests, strict=True))
 
-    requests = largest(lambda n: held(context, n) <= pool_bytes, MAX_TOKENS)
-    constant = held(context, 0)
-    rest = pool_bytes - held(context, requests)
-    shorter = largest(lambda n: held(n, 1) - constant <= rest, context - 1) if requests < MAX_TOKENS else 0
-    return Fit(context=context, requests=requests, tokens=requests * context + shorter)
+    shorter = largest(beside, context - 1) if requests < MAX_TOKENS else 0
+    return Fit(context=context, requests=replicas * requests, tokens=replicas * (requests * context + shorter))
+
+
+def held_most(ranks: Ranks, context: int, sequences: int) -> int:
+    """Allocated and constant bytes of one rank of the fullest stage."""
+    return max(rank.held(context, sequences) for rank in ranks)
 
 
 def check_weights_dtype(resolved: Resolved) -> str:
@@ -60,10 +71,11 @@ def weights_term(resolved: Resolved, tp: int | None = None) -> Product:
         UsageError: an unknown number type, or a spec that states neither bytes nor parameters.
     """
     spec, dtype = resolved.spec, check_weights_dtype(resolved)
-    tp = tp or resolved.request.tp
+    tp, pp = tp or resolved.sharding.tp, resolved.sharding.pp
+    ranks = f"/ tp {tp}" + (f" / pp {pp}" if pp > 1 else "")
     if dtype == PUBLISHED and spec.weights:
-        each = cdiv(spec.weights.bytes, tp)
-        source = f"weights.bytes {spec.weights.bytes:,} ({spec.weights.dtype}) of spec {spec.id} / tp {tp}"
+        each = cdiv(spec.weights.bytes, tp * pp)
+        source = f"weights.bytes {spec.weights.bytes:,} ({spec.weights.dtype}) of spec {spec.id} {ranks}"
         return Product("weights", (Factor("bytes per rank", each),), "estimate", source)
     if spec.params is None:
         raise UsageError(
@@ -71,11 +83,11 @@ def weights_term(resolved: Resolved, tp: int | None = None) -> Product:
             "plan without a GPU; or: kvplan specs import CONFIG > spec.yaml, and add params: {total: N} to it",
         )
     bits, total = WEIGHT_BITS[dtype], spec.params.total
-    source = f"params.total {total:,} of spec {spec.id}, all in {dtype}, / tp {tp}"
+    source = f"params.total {total:,} of spec {spec.id}, all in {dtype}, {ranks}"
     if bits % 8:
-        factors: tuple[Factor, ...] = (Factor("bytes per rank", cdiv(total * bits, 8 * tp)),)
+        factors: tuple[Factor, ...] = (Factor("bytes per rank", cdiv(total * bits, 8 * tp * pp)),)
     else:
-        factors = (Factor("parameters per rank", cdiv(total, tp)), Factor("bytes", bits // 8))
+        factors = (Factor("parameters per rank", cdiv(total, tp * pp)), Factor("bytes", bits // 8))
     return Product("weights", factors, "estimate", source)
 
 
@@ -85,15 +97,15 @@ def usable_bytes(memory_bytes: int, util: float) -> int:
 
 
 def capacity(resolved: Resolved, lengths: tuple[int, ...]) -> Capacity:
-    """What fits on one GPU at the request's context, or at every length of the ladder without one."""
+    """What fits at the request's context, or at every length of the ladder without one."""
     assert resolved.device is not None
     request, memory = resolved.request, resolved.device.memory_bytes
     weights = weights_term(resolved)
     usable = usable_bytes(memory, request.util)
     pool = usable - weights.nbytes
-    fits = tuple(fit_at(resolved.groups, resolved.page_size, pool, n) for n in lengths)
+    fits = tuple(fit_at(resolved.ranks, pool, n, resolved.sharding.dp) for n in lengths)
     ceiling = max(resolved.spec.max_context, request.context or 0)
-    longest = largest(lambda n: held_bytes(resolved.groups, n, 1, resolved.page_size) <= pool, ceiling)
+    longest = largest(lambda n: held_most(resolved.ranks, n, 1) <= pool, ceiling)
     asked = request.context is not None
     return Capacity(
         memory_bytes=memory,
@@ -129,24 +141,30 @@ def verdict(resolved: Resolved, kv: KvFigures, room: Capacity) -> Verdict:
 
 def _changes(resolved: Resolved, kv: KvFigures, room: Capacity) -> list[Change]:
     """One change at a time: the longest context, the largest batch, the least tp that fits."""
-    page = resolved.page_size
+    ranks, pool = resolved.ranks, room.pool_bytes
+    sequences, dp = resolved.sequences, resolved.sharding.dp
     found = {
-        "--context": largest(lambda n: held_bytes(resolved.groups, n, kv.batch, page) <= room.pool_bytes, kv.context),
-        "--batch": largest(lambda n: held_bytes(resolved.groups, kv.context, n, page) <= room.pool_bytes, kv.batch),
+        "--context": largest(lambda n: held_most(ranks, n, sequences) <= pool, kv.context),
+        "--batch": dp * largest(lambda n: held_most(ranks, kv.context, n) <= pool, sequences),
         "--tp": _least_tp(resolved, kv, room),
     }
     return [Change(option=option, value=value) for option, value in found.items() if value]
 
 
 def _least_tp(resolved: Resolved, kv: KvFigures, room: Capacity) -> int:
-    for tp in legal_tps(resolved.spec):
-        if tp > resolved.request.tp:
+    request, spec = resolved.request, resolved.spec
+    if request.dp_attention or request.pcp > 1:
+        return 0
+    for tp in legal_tps(spec):
+        if tp > request.tp and request.dcp in legal_dcps(spec, tp):
+            sharding: Sharding = replace(resolved.sharding, tp=tp)
             try:
-                groups = cache_groups(resolved.spec, resolved.formats, tp)
+                stages = sharded_groups(spec, resolved.formats, sharding, request.mtp)
             except UsageError:
                 # A format whose groups run along the rank's row may not fit the shorter row.
                 continue
+            ranks = stage_curves(stages, resolved.page_size)
             pool = room.usable_bytes - weights_term(resolved, tp).nbytes
-            if held_bytes(groups, kv.context, kv.batch, resolved.page_size) <= pool:
+            if held_most(ranks, kv.context, resolved.sequences) <= pool:
                 return tp
     return 0

@@ -11,24 +11,17 @@ from kvplan.memory.figures import (
     allocated_tree,
     constant_tree,
     growth_tree,
+    held_bytes,
     kv_figures,
     logical_tree,
 )
-from kvplan.memory.groups import CacheFormats, cache_groups
+from kvplan.memory.groups import CacheFormats
+from kvplan.plan.answers import Capacity, FixedRequests, Gain, GainRatio, PreallocatedPool
 from kvplan.plan.capacity import capacity, check_weights_dtype, fit_at, verdict
-from kvplan.plan.resolve import Resolved, resolve
+from kvplan.plan.notes import plan_notes
+from kvplan.plan.resolve import Resolved, resolve, sharded_groups, stage_curves
 from kvplan.plan.result import Plan
-from kvplan.plan.types import (
-    Breakdown,
-    Capacity,
-    DeviceSummary,
-    FixedRequests,
-    Gain,
-    GainRatio,
-    ModelSummary,
-    PlanRequest,
-    PreallocatedPool,
-)
+from kvplan.plan.types import Breakdown, DeviceSummary, ModelSummary, PlanRequest, ShardingSummary, StageSummary
 
 if TYPE_CHECKING:
     from kvplan.specs.device import DeviceSpec
@@ -64,8 +57,9 @@ def compose(resolved: Resolved) -> Plan:
         capacity=room,
         verdict=verdict(resolved, kv, room) if kv and room else None,
         gain=_gain(resolved, kv, room) if kv else None,
-        notes=(*resolved.notes, *_notes(resolved), *resolved.spec.assumptions),
+        notes=(*resolved.notes, *plan_notes(resolved), *resolved.spec.assumptions),
         versions={"kvplan": __version__},
+        sharding=sharding_summary(resolved),
     )
 
 
@@ -81,8 +75,8 @@ def ladder_lengths(max_context: int) -> tuple[int, ...]:
 
 def figures_at(resolved: Resolved, context: int) -> KvFigures:
     """The byte figures of a resolved request at another length."""
-    request = resolved.request
-    return kv_figures(resolved.groups, resolved.unsharded, request.tp, context, request.batch, resolved.page_size)
+    batch, page = resolved.request.batch, resolved.page_size
+    return kv_figures(resolved.groups, resolved.unsharded, resolved.sharding, context, batch, page)
 
 
 def model_summary(spec: ModelSpec) -> ModelSummary:
@@ -110,8 +104,26 @@ def device_summary(device: DeviceSpec) -> DeviceSummary:
     )
 
 
+def sharding_summary(resolved: Resolved) -> ShardingSummary:
+    """The layout of GPUs, with what every stage holds."""
+    sharding, sequences = resolved.sharding, resolved.sequences
+    length = resolved.request.context or resolved.spec.max_context
+    stages = []
+    for index, groups in enumerate(resolved.stages):
+        span = sharding.stage_layers(resolved.spec.layers, index)
+        held = held_bytes(groups, length, sequences, resolved.page_size)
+        stages.append(StageSummary(stage=index + 1, first_layer=span[0], last_layer=span[-1], held_bytes=held))
+    return ShardingSummary(
+        gpus=sharding.gpus,
+        replicas=sharding.dp,
+        sequences=sequences,
+        stage=resolved.stage + 1,
+        stages=tuple(stages),
+    )
+
+
 def _breakdown(resolved: Resolved) -> Breakdown:
-    groups, context, batch = resolved.groups, resolved.request.context, resolved.request.batch
+    groups, context, batch = resolved.groups, resolved.request.context, resolved.sequences
     tokens, growth = growth_tree(groups)
     return Breakdown(
         logical=logical_tree(groups, context, batch) if context else None,
@@ -126,14 +138,14 @@ def _gain(resolved: Resolved, kv: KvFigures, room: Capacity | None) -> Gain | No
     """Both gains over the native dtype; None for a model without any cache."""
     request, page = resolved.request, resolved.page_size
     native = CacheFormats.native(resolved.spec)
-    groups = cache_groups(resolved.spec, native, request.tp)
-    before = allocated_tree(groups, kv.context, kv.batch, page).nbytes
+    stages = sharded_groups(resolved.spec, native, resolved.sharding, request.mtp)
+    before = allocated_tree(stages[resolved.stage], kv.context, resolved.sequences, page).nbytes
     if not kv.allocated_bytes:
         return None
     ratio = Fraction(before, kv.allocated_bytes)
     pool = None
     if room:
-        was = fit_at(groups, page, room.pool_bytes, kv.context)
+        was = fit_at(stage_curves(stages, page), room.pool_bytes, kv.context, resolved.sharding.dp)
         pool = PreallocatedPool(
             pool_bytes=room.pool_bytes,
             requests_before=was.requests,
@@ -150,24 +162,3 @@ def _gain(resolved: Resolved, kv: KvFigures, room: Capacity | None) -> Gain | No
         ),
         preallocated_pool=pool,
     )
-
-
-def _notes(resolved: Resolved) -> list[str]:
-    spec, request = resolved.spec, resolved.request
-    notes = []
-    if spec.mtp:
-        notes.append(
-            f"Multi-token prediction layers ({spec.mtp.layers}) are not charged: "
-            "they hold a cache only with speculative decoding."
-        )
-    for group in spec.layer_groups:
-        if group.kind == "cross":
-            rows = group.encoder_tokens
-            notes.append(f"Group {group.name} counts one {rows.per} of {rows.count:,} encoder tokens per sequence.")
-    if request.context and request.context > spec.max_context:
-        notes.append(f"Context {request.context:,} is above the model's maximum of {spec.max_context:,}.")
-    if spec.provenance and spec.provenance.confidence == "memory":
-        notes.append(f"The spec {spec.id} was written from memory and is not verified.")
-    if resolved.device:
-        notes.append("Not counted yet: activations, CUDA graphs, the framework's own memory, fragmentation.")
-    return notes

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import gcd
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from kvplan.errors import UsageError, did_you_mean
-from kvplan.formats.grammar import PLAIN, Format, Named, Pair, parse_any, parse_kv
+from kvplan.errors import UsageError
+from kvplan.formats.grammar import parse_kv
+from kvplan.memory.curves import RankCurves, rank_curves
 from kvplan.memory.figures import check_page_size, default_page_size
-from kvplan.memory.groups import DTYPES, CacheFormats, CacheGroup, cache_groups, roles, tp_obstacle
+from kvplan.memory.groups import DTYPES, CacheFormats, CacheGroup, cache_groups, roles
+from kvplan.memory.sharding import Sharding
+from kvplan.plan.choose import ROLES, choose
+from kvplan.plan.layer_rules import layer_rules
+from kvplan.plan.legal import check_sharding
 from kvplan.plan.types import PlanRequest
 from kvplan.units import check_count
 
@@ -19,8 +23,6 @@ if TYPE_CHECKING:
 
 PUBLISHED = "published"
 """`weights_dtype` for the byte count that the spec itself states."""
-LATENT_RECORDS = ("fp8_ds_mla", "fp8_ds_v4", "nvfp4_ds_mla")
-_ROLES = ("k", "v", "latent", "index")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,10 @@ class Resolved:
     Attributes:
         request: the echo: defaults filled in, formats in canonical spelling.
         formats: the cache configuration.
-        groups: the cache of one rank; `unsharded` the same at tp=1.
+        stages: the cache of one rank of each pipeline stage.
+        stage: index of the stage that holds most at the request's length (without one: at the model's maximum).
+        unsharded: the cache of one rank that holds everything.
+        ranks: what each of `stages` holds at any length, for searches and sweeps.
         notes: what the user should know about options that have no effect.
     """
 
@@ -38,10 +43,23 @@ class Resolved:
     spec: ModelSpec
     device: DeviceSpec | None
     formats: CacheFormats
-    groups: tuple[CacheGroup, ...]
+    sharding: Sharding
+    stages: tuple[tuple[CacheGroup, ...], ...]
+    stage: int
     unsharded: tuple[CacheGroup, ...]
+    ranks: tuple[RankCurves, ...]
     page_size: int
     notes: tuple[str, ...]
+
+    @property
+    def groups(self) -> tuple[CacheGroup, ...]:
+        """The cache of one rank of the stage that holds most."""
+        return self.stages[self.stage]
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of the fullest replica."""
+        return self.sharding.sequences(self.request.batch)
 
 
 def resolve(request: PlanRequest, spec: ModelSpec | None = None, device: DeviceSpec | None = None) -> Resolved:
@@ -56,26 +74,76 @@ def resolve(request: PlanRequest, spec: ModelSpec | None = None, device: DeviceS
         InputError: a spec that cannot be found or read.
     """
     check_count(request.batch, "batch")
-    check_count(request.tp, "tp")
     if not 0 < request.util <= 1:
         raise UsageError(
             f"util {request.util} is not a share of memory", "give a number above 0 and up to 1, such as 0.9"
         )
-    formats, notes = _choose(request, spec := spec or _load_spec(request))
+    spec = spec or _load_spec(request)
+    formats, notes = _formats(request, spec)
     _check_context(request, spec)
-    _check_tp(spec, request.tp)
+    sharding = check_sharding(request, spec)
+    notes += _mtp_notes(request, spec)
     device = device or _load_device(request)
-    groups = cache_groups(spec, formats, request.tp)
-    unsharded = groups if request.tp == 1 else cache_groups(spec, formats)
+    stages = sharded_groups(spec, formats, sharding, request.mtp)
+    plain = sharding == Sharding()
+    unsharded = stages[0] if plain else cache_groups(spec, formats, mtp=request.mtp)
     if request.page_size is None:
-        page_size = default_page_size(groups)
+        page_size = default_page_size(unsharded)
     else:
-        page_size = check_page_size(groups, check_count(request.page_size, "page size"))
+        page_size = check_page_size(unsharded, check_count(request.page_size, "page size"))
+    ranks = stage_curves(stages, page_size)
+    stage = fullest_stage(ranks, request.context or spec.max_context, sharding.sequences(request.batch))
+    echo = _echo(request, spec, formats)
+    update = {**echo, "page_size": page_size, "dp": sharding.dp}
+    echoed = request.model_copy(update=update)
+    return Resolved(echoed, spec, device, formats, sharding, stages, stage, unsharded, ranks, page_size, notes)
+
+
+def sharded_groups(
+    spec: ModelSpec, formats: CacheFormats, sharding: Sharding, mtp: bool
+) -> tuple[tuple[CacheGroup, ...], ...]:
+    """The cache of one rank of every pipeline stage."""
+    return tuple(cache_groups(spec, formats, sharding, stage=stage, mtp=mtp) for stage in range(sharding.pp))
+
+
+def stage_curves(stages: tuple[tuple[CacheGroup, ...], ...], page_size: int) -> tuple[RankCurves, ...]:
+    """What one rank of every stage holds at any length."""
+    return tuple(rank_curves(groups, page_size) for groups in stages)
+
+
+def fullest_stage(ranks: tuple[RankCurves, ...], context: int, sequences: int) -> int:
+    """Index of the first stage that holds most."""
+    return max(range(len(ranks)), key=lambda s: (ranks[s].held(context, sequences), -s))
+
+
+def _formats(request: PlanRequest, spec: ModelSpec) -> tuple[CacheFormats, tuple[str, ...]]:
+    formats, notes = choose(request, spec)
+    if not request.layers:
+        return formats, notes
+    rules, more = layer_rules(request.layers, spec)
+    return replace(formats, rules=rules), notes + more
+
+
+def _echo(request: PlanRequest, spec: ModelSpec, formats: CacheFormats) -> dict[str, object]:
+    """Formats in canonical spelling; None for a tensor that the model does not have."""
     present = roles(spec)
-    echo = {role: getattr(formats, role).spelling if role in present else None for role in _ROLES}
+    echo: dict[str, object] = {role: getattr(formats, role).spelling if role in present else None for role in ROLES}
     echo["kv"] = parse_kv(request.kv).spelling if request.kv else None
-    update = {**echo, "page_size": page_size, "weights_dtype": weights_dtype(request, spec)}
-    return Resolved(request.model_copy(update=update), spec, device, formats, groups, unsharded, page_size, notes)
+    echo["layers"] = tuple(rule.spelling for rule in formats.rules)
+    echo["weights_dtype"] = weights_dtype(request, spec)
+    return echo
+
+
+def _mtp_notes(request: PlanRequest, spec: ModelSpec) -> tuple[str, ...]:
+    if not request.mtp:
+        return ()
+    if spec.mtp is None:
+        return (f"--mtp has no effect: {spec.id} has no multi-token prediction layers.",)
+    if not spec.mtp.cache_like:
+        raise UsageError(
+            f"spec {spec.id} does not say which cache its prediction layers repeat", "add cache_like to its mtp"
+        )
+    return ()
 
 
 def _load_spec(request: PlanRequest) -> ModelSpec:
@@ -115,26 +183,6 @@ def _check_context(request: PlanRequest, spec: ModelSpec) -> None:
         )
 
 
-def legal_tps(spec: ModelSpec) -> tuple[int, ...]:
-    """Tensor-parallel sizes that fit: query heads divide, KV heads split or copy evenly, state heads divide."""
-    heads = [g.q_heads for g in spec.layer_groups if g.kind in ("attention", "latent", "cross") and g.q_heads]
-    ceiling = gcd(*heads) if heads else 256
-    fits = (n for n in range(1, ceiling + 1) if not any(h % n for h in heads))
-    return tuple(n for n in fits if not any(tp_obstacle(g, n) for g in spec.layer_groups))
-
-
-def _check_tp(spec: ModelSpec, tp: int) -> None:
-    legal = legal_tps(spec) if tp > 1 else (1,)
-    if tp in legal:
-        return
-    for group in spec.layer_groups:
-        heads = group.q_heads if group.kind in ("attention", "latent", "cross") else None
-        why = f"{heads} query heads do not divide by {tp}" if heads and heads % tp else tp_obstacle(group, tp)
-        if why:
-            raise UsageError(f"tp {tp} does not fit {spec.id}: {why}", "legal values: " + ", ".join(map(str, legal)))
-    raise UsageError(f"tp {tp} does not fit {spec.id}", "legal values: " + ", ".join(map(str, legal)))
-
-
 def weights_dtype(request: PlanRequest, spec: ModelSpec) -> str:
     """The number type of the weights: as asked, else the spec's published bytes, else the native dtype."""
     asked = request.weights_dtype
@@ -143,63 +191,3 @@ def weights_dtype(request: PlanRequest, spec: ModelSpec) -> str:
     if asked == PUBLISHED and spec.weights is None:
         raise UsageError(f"{spec.id} states no published weight bytes", "give a number type such as bf16")
     return asked
-
-
-def _choose(request: PlanRequest, spec: ModelSpec) -> tuple[CacheFormats, tuple[str, ...]]:
-    """The cache configuration, and notes on options without effect."""
-    present = roles(spec)
-    native = Format(DTYPES[spec.native_dtype])
-    both = parse_kv(request.kv) if request.kv else None
-    chosen: dict[str, Format | Named] = {}
-    for role in _ROLES:
-        given = getattr(request, role)
-        chosen[role] = parse_any(given) if given else native
-    if both is not None:
-        for role, one in (("k", _side(both, "k")), ("v", _side(both, "v"))):
-            if getattr(request, role) and chosen[role] != one:
-                raise UsageError(f"--kv {request.kv} and --{role} {getattr(request, role)} contradict", _KV_HINT)
-            chosen[role] = one
-        if "latent" in present and not request.latent:
-            chosen["latent"] = _for_latent(both, spec, present)
-    notes = [_no_effect(role, spec) for role in _ROLES if getattr(request, role) and role not in present]
-    if both is not None and not present & {"k", "v", "latent"}:
-        notes.append(f"A KV format has no effect: {spec.id} keeps only states, one copy per sequence.")
-    recurrent, conv = (_state_dtype(name, getattr(request, name)) for name in ("state_dtype", "conv_dtype"))
-    if (recurrent or conv) and not any(group.kind == "state" for group in spec.layer_groups):
-        notes.append(f"--state-dtype and --conv-dtype have no effect: {spec.id} has no states.")
-    return CacheFormats(**chosen, recurrent=recurrent, conv=conv), tuple(notes)
-
-
-def _state_dtype(name: str, given: str | None) -> str | None:
-    if given is not None and given not in PLAIN:
-        option = name.replace("_", "-")
-        raise UsageError(f"unknown {option} {given!r}", did_you_mean(given, PLAIN))
-    return given
-
-
-_KV_HINT = "give --kv for both, or --k and --v"
-
-
-def _side(both: Format | Named | Pair, role: str) -> Format | Named:
-    if isinstance(both, Pair):
-        return both.k if role == "k" else both.v
-    return both
-
-
-def _for_latent(both: Format | Named | Pair, spec: ModelSpec, present: frozenset[str]) -> Format | Named:
-    """What --kv means for a latent: 16 or 32 bit, fp8 and latent records carry over; anything else is asked for."""
-    plain = isinstance(both, Format) and (both.number in PLAIN or both.number.startswith("fp8"))
-    if isinstance(both, Format) and plain:
-        return both
-    if isinstance(both, Named) and both.name in LATENT_RECORDS:
-        return both
-    also = "; --kv sets only its K and V" if "k" in present else ""
-    raise UsageError(
-        f"format {both.spelling} does not carry over to the latent of {spec.id}{also}",
-        "say what the latent is stored in, for example --latent fp8_e4m3 or --latent bf16",
-    )
-
-
-def _no_effect(role: str, spec: ModelSpec) -> str:
-    what = {"k": "K rows", "v": "V rows", "latent": "latent", "index": "index keys"}[role]
-    return f"--{role} has no effect: {spec.id} has no {what}."

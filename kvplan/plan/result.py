@@ -15,6 +15,7 @@ from kvplan.memory.figures import SUMMED, Figures, GroupFigures, KvFigures
 from kvplan.memory.terms import LOGICAL_KINDS, RESIDUAL_CAPACITY
 from kvplan.plan.capacity import usable_bytes
 from kvplan.plan.types import PlanFields
+from kvplan.units import cdiv
 
 _HINT = "write the plan again with kvplan estimate --json"
 
@@ -29,7 +30,7 @@ class Plan(PlanFields):
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON object, as built-in types."""
-        return {f.alias or name: _plain(getattr(self, name)) for name, f in type(self).model_fields.items()}
+        return {f.alias or name: plain(getattr(self, name)) for name, f in type(self).model_fields.items()}
 
     def to_json(self) -> str:
         """One JSON object, indented, ASCII."""
@@ -55,15 +56,15 @@ class Plan(PlanFields):
         return plan
 
 
-def _plain(value: Any) -> Any:
-    """A part of a plan as built-in types."""
+def plain(value: Any) -> Any:
+    """A part of a plan as built-in types, for JSON."""
     if isinstance(value, Product | Sum):
         return to_dict(value)
     if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
+        return {name: plain(getattr(value, name)) for name in type(value).model_fields}
     if is_dataclass(value):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    return [plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _check(plan: PlanFields) -> None:
@@ -81,6 +82,7 @@ def _check(plan: PlanFields) -> None:
             _check_group(group, trees.logical, trees.allocated)
         _same("kv.logical_bytes", plan.kv.logical_bytes, trees.logical.nbytes)
         _same("kv.allocated_bytes", plan.kv.allocated_bytes, trees.allocated.nbytes)
+    _check_sharding(plan)
     _check_capacity(plan)
     _same("kv.constant_bytes", shown.constant_bytes, trees.constant.nbytes)
     slope = shown.bytes_per_token
@@ -115,6 +117,18 @@ def _check_group(group: GroupFigures, logical: Node, allocated: Node) -> None:
     capacity = taken.child(RESIDUAL_CAPACITY) if isinstance(taken, Sum) else None
     reserved = (capacity.nbytes if capacity else 0) - group.residual_bytes
     _same(f"{group.name}.reserved_bytes", group.reserved_bytes, reserved)
+
+
+def _check_sharding(plan: PlanFields) -> None:
+    """The stage that is shown holds what the figures say, and no other holds more."""
+    ranks, kv, batch = plan.sharding, plan.kv, plan.request.batch
+    if ranks is None:
+        return
+    _same("sharding.sequences", ranks.sequences, cdiv(batch, max(ranks.replicas, 1)))
+    held = [s.held_bytes for s in ranks.stages if s.stage == ranks.stage]
+    if kv:
+        _same("sharding.stages.held_bytes", sum(held), kv.allocated_bytes + kv.constant_bytes)
+    _same("sharding.stage", max((s.held_bytes for s in ranks.stages), default=-1), sum(held))
 
 
 def _check_capacity(plan: PlanFields) -> None:

@@ -7,32 +7,23 @@ all the same.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator
+from pydantic import BaseModel, ConfigDict, Field
 
-from kvplan import breakdown
 from kvplan.memory.figures import KvFigures
-
-
-def _read_node(value: Any) -> breakdown.Node:
-    return value if isinstance(value, breakdown.Product | breakdown.Sum) else breakdown.from_dict(value)
-
-
-Tree = Annotated[breakdown.Node, PlainValidator(_read_node), PlainSerializer(breakdown.to_dict)]
-"""A breakdown tree; reading recomputes every number."""
-
-_STRICT: Any = {"extra": "forbid"}
+from kvplan.plan.answers import STRICT, Capacity, Gain, Tree, Verdict
 
 
 class PlanRequest(BaseModel):
-    """What is asked; the field texts are also the help of the command line.
+    """What is asked; the field texts are also the help of the command line (see `kvplan.texts`).
 
     In a plan's echo every default is filled in, every format has its canonical spelling, and the format of a tensor
     that the model does not have is None.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    # Building the checks and reading the texts takes longer than a plan, so both wait until they are needed.
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     model: str
     """Id of a shipped spec, Hugging Face id, or path of a spec file, a config.json, a model folder or a .gguf file."""
@@ -54,10 +45,25 @@ class PlanRequest(BaseModel):
     """Number type of recurrent states: fp32 bf16 fp16; default the model's own."""
     conv_dtype: str | None = None
     """Number type of convolution states: fp32 bf16 fp16; default the model's own."""
+    layers: tuple[str, ...] = ()
+    """Formats of single layers, such as first=2:bf16, last=2:bf16, 0-1,30-31:bf16 or k@5:bf16; of several that name a
+    layer the last wins."""
+    mtp: bool = False
+    """Also charge the multi-token prediction layers, which hold a cache only with speculative decoding."""
     page_size: int | None = None
     """Tokens per page; default the least multiple of 128 that the layouts allow."""
     tp: int = 1
     """Tensor-parallel ranks; every figure is of one of them."""
+    pp: int = 1
+    """Pipeline stages; every figure is of the stage that holds most cache."""
+    dp: int | None = None
+    """Replicas, each with its share of the batch, rounded up; default 1, or tp with --dp-attention."""
+    dcp: int = 1
+    """Decode context parallel: ranks that share the rows of growing caches in turn instead of holding copies."""
+    pcp: int = 1
+    """Prefill context parallel: this many times the GPUs, each with a copy of the cache unless dcp spans them."""
+    dp_attention: bool = False
+    """Attention replicas inside the tensor-parallel group: requests are split over them, not heads or latents."""
     gpu: str | None = None
     """Id of a shipped device or path of a device file."""
     gpu_memory: int | None = None
@@ -85,7 +91,7 @@ class ModelSummary:
     params_active: int | None
     confidence: str | None
 
-    __pydantic_config__: ClassVar[Any] = _STRICT
+    __pydantic_config__: ClassVar[Any] = STRICT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +104,38 @@ class DeviceSummary:
     memory_nominal: int
     bandwidth_bytes_per_second: int
 
-    __pydantic_config__: ClassVar[Any] = _STRICT
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageSummary:
+    """One pipeline stage: its layers, and what a rank of it holds (allocated + constant bytes).
+
+    Without a context the bytes are those at the model's maximum.
+    """
+
+    stage: int
+    first_layer: int
+    last_layer: int
+    held_bytes: int
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardingSummary:
+    """The layout of GPUs: how many it takes, replicas, sequences of the fullest replica, and the stages.
+
+    `stage` counts from 1 and is the one that all figures are of: it holds most, the first of several.
+    """
+
+    gpus: int
+    replicas: int
+    sequences: int
+    stage: int
+    stages: tuple[StageSummary, ...]
+
+    __pydantic_config__: ClassVar[Any] = STRICT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,121 +151,7 @@ class Breakdown:
     growth: Tree
     growth_tokens: int
 
-    __pydantic_config__: ClassVar[Any] = _STRICT
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fit:
-    """How much fits at one context length: requests, and tokens with the last request cut to what is left."""
-
-    context: int
-    requests: int
-    tokens: int
-
-    __pydantic_config__: ClassVar[Any] = _STRICT
-
-
-@dataclass(frozen=True, kw_only=True)
-class Capacity:
-    """What fits on one GPU (one rank). pool = util x memory - weights per rank; may be negative.
-
-    Attributes:
-        requests, tokens: at the request's context; None without one, then `by_context` has every length.
-        longest_request: tokens of the longest single request, at most the model's maximum.
-        longest_limited_by: what ends it, `gpu memory` or `model maximum`.
-    """
-
-    memory_bytes: int
-    util: float
-    usable_bytes: int
-    weights: Tree
-    pool_bytes: int
-    requests: int | None
-    tokens: int | None
-    longest_request: int
-    longest_limited_by: Literal["gpu memory", "model maximum"]
-    by_context: tuple[Fit, ...]
-
-    __pydantic_config__: ClassVar[Any] = _STRICT
-
-
-@dataclass(frozen=True, kw_only=True)
-class GainRatio:
-    """An exact ratio in lowest terms, with its value as a float for readers."""
-
-    numerator: int
-    denominator: int
-    value: float
-
-    __pydantic_config__: ClassVar[Any] = _STRICT
-
-
-@dataclass(frozen=True, kw_only=True)
-class FixedRequests:
-    """The same requests in fewer bytes: allocated bytes in the native dtype and in the chosen formats."""
-
-    before_bytes: int
-    after_bytes: int
-    ratio: GainRatio
-
-    __pydantic_config__: ClassVar[Any] = _STRICT
-
-
-@dataclass(frozen=True, kw_only=True)
-class PreallocatedPool:
-    """The same device memory holding more: an engine that reserves its pool shows no fall in memory."""
-
-    pool_bytes: int
-    requests_before: int
-    requests_after: int
-    tokens_before: int
-    tokens_after: int
-
-    __pydantic_config__: ClassVar[Any] = _STRICT
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gain:
-    """Both gains over the native dtype, kept apart."""
-
-    before_formats: dict[str, str]
-    fixed_requests: FixedRequests
-    preallocated_pool: PreallocatedPool | None
-
-    __pydantic_config__: ClassVar[Any] = _STRICT
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limit:
-    """One thing that must fit: bytes needed and bytes available on one GPU."""
-
-    name: str
-    needed_bytes: int
-    available_bytes: int
-
-    __pydantic_config__: ClassVar[Any] = _STRICT
-
-
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """A change of one option with which the request fits."""
-
-    option: str
-    value: int
-
-    __pydantic_config__: ClassVar[Any] = _STRICT
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """Whether the request fits; not fitting is an answer, with reasons and the nearest changes that fit."""
-
-    fits: bool
-    limits: tuple[Limit, ...]
-    reasons: tuple[str, ...]
-    nearest_change: tuple[Change, ...]
-
-    __pydantic_config__: ClassVar[Any] = _STRICT
+    __pydantic_config__: ClassVar[Any] = STRICT
 
 
 class PlanFields(BaseModel):
@@ -249,3 +172,4 @@ class PlanFields(BaseModel):
     gain: Gain | None
     notes: tuple[str, ...]
     versions: dict[str, str]
+    sharding: ShardingSummary | None = None

@@ -26,7 +26,9 @@ def print_recommendation(result: Recommendation, console: QuietConsole | None = 
     shown = [c for c in ranked if c.pareto or c.k == c.v]
     console.print(_table(shown))
     more = f"{len(ranked) - len(shown)} more pairs are in --json."
-    console.print(Text(f"ms: decode attention of one step, all layers, predicted. * Pareto set. {more}"), soft_wrap=True)
+    console.print(
+        Text(f"ms: decode attention of one step, all layers, predicted. * Pareto set. {more}"), soft_wrap=True
+    )
     _print_reasons(console, "why", [c for c in shown if c.k == c.v])
     _print_reasons(console, "unranked", [c for c in result.candidates if not c.ranked and c.k == c.v])
     for note in (*result.notes, f"Quality: {result.quality_basis}."):

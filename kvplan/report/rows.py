@@ -31,7 +31,13 @@ def title(plan: Plan) -> str:
     length = f"context {r.context:,} tokens" if r.context else "no context given"
     formats = ", ".join(f"{role} {value}" for role in ("k", "v", "latent", "index") if (value := getattr(r, role)))
     requests = "1 request" if r.batch == 1 else f"{r.batch:,} requests"
-    return f"{plan.model.id}: {length}, {requests}, tp {r.tp}, page size {r.page_size:,}; {formats or 'states only'}"
+    ranks = f"tp {r.tp}" + "".join(
+        f", {name} {n}" for name in ("pp", "dp", "dcp", "pcp") if (n := getattr(r, name)) > 1
+    )
+    ranks += ", dp attention" if r.dp_attention else ""
+    rules = "".join(f"; layers {rule}" for rule in r.layers) + ("; with MTP layers" if r.mtp else "")
+    page = f"page size {r.page_size:,}"
+    return f"{plan.model.id}: {length}, {requests}, {ranks}, {page}; {formats or 'states only'}{rules}"
 
 
 def component_rows(plan: Plan) -> list[Row]:
@@ -55,13 +61,19 @@ def component_rows(plan: Plan) -> list[Row]:
         _total("allocated", kv.allocated_bytes),
         *_parts(kv),
         *_constant_rows(trees.constant),
-        *([_total(f"copied across {plan.request.tp} ranks", kv.replicated_bytes)] if kv.replicated_bytes else []),
+        *_copies(plan, kv.replicated_bytes),
     ]
 
 
 def _parts(kv: Figures) -> list[Row]:
     """What allocated holds beyond logical; both lines are shown even at zero, as they are figures of their own."""
     return [_total("of it reserved", kv.reserved_bytes), _total("of it padding", kv.padding_bytes)]
+
+
+def _copies(plan: Plan, nbytes: int) -> list[Row]:
+    """The waste of the whole layout of GPUs, where there is any."""
+    gpus = plan.sharding.gpus if plan.sharding else plan.request.tp
+    return [_total(f"copies, all {gpus:,} GPUs", nbytes)] if nbytes else []
 
 
 def _constant_rows(tree: Node) -> list[Row]:
@@ -109,7 +121,7 @@ def slope_line(plan: Plan) -> str:
     """Bytes per token and fixed bytes per sequence."""
     kv = plan.kv or plan.ladder[0]
     fixed = f"{kv.fixed_bytes_per_sequence:,} bytes fixed per sequence"
-    return f"{_ratio(kv.bytes_per_token)} bytes per token, {fixed} (logical, beyond all windows)"
+    return f"{ratio_text(kv.bytes_per_token)} bytes per token, {fixed} (logical, beyond all windows)"
 
 
 def capacity_lines(plan: Plan) -> list[str]:
@@ -125,7 +137,22 @@ def capacity_lines(plan: Plan) -> list[str]:
         f"longest single request: {room.longest_request:,} tokens (limit: {room.longest_limited_by})",
     ]
     if room.requests is not None and room.tokens is not None and plan.kv:
-        lines.insert(2, f"requests of {plan.kv.context:,} tokens that fit: {room.requests:,}; tokens: {room.tokens:,}")
+        replicas = plan.sharding.replicas if plan.sharding else 1
+        over = f" (on {replicas} replicas)" if replicas > 1 else ""
+        fits = f"requests of {plan.kv.context:,} tokens that fit{over}: {room.requests:,}; tokens: {room.tokens:,}"
+        lines.insert(2, fits)
+    return lines
+
+
+def sharding_lines(plan: Plan) -> list[str]:
+    """The layout of GPUs and what each pipeline stage holds; nothing for a single GPU."""
+    ranks = plan.sharding
+    if ranks is None or ranks.gpus == 1:
+        return []
+    lines = [f"{ranks.gpus:,} GPUs; {ranks.sequences:,} sequences on the fullest of {ranks.replicas} replicas"]
+    for s in ranks.stages if len(ranks.stages) > 1 else ():
+        shown = ", shown here" if s.stage == ranks.stage else ""
+        lines.append(f"stage {s.stage}: layers {s.first_layer}-{s.last_layer}, {format_bytes(s.held_bytes)}{shown}")
     return lines
 
 
@@ -167,7 +194,8 @@ def _size(node: Node) -> str:
     return format_bytes(node.nbytes)
 
 
-def _ratio(ratio: Ratio) -> str:
+def ratio_text(ratio: Ratio) -> str:
+    """A fraction in full, with its value."""
     if ratio.denominator == 1:
         return f"{ratio.numerator:,}"
     return f"{ratio.numerator:,}/{ratio.denominator:,} = {ratio.value:,.2f}"

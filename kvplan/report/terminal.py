@@ -22,15 +22,21 @@ class QuietConsole(Console):
         raise BrokenPipeError
 
 
-def print_plan(plan: Plan, console: Console | None = None) -> None:
-    """Print a plan: one table by component, the ladder or capacity, both gains, notes."""
+def print_plan(plan: Plan, console: Console | None = None, explain: bool = False) -> None:
+    """Print a plan: one table by component, the ladder or capacity, both gains, notes; on request, each factor."""
     console = console or QuietConsole(highlight=False, markup=False, emoji=False)
     console.print(Text(rows.title(plan), style="bold"))
     console.print(_components(plan))
     console.print(Text(rows.slope_line(plan)))
     if plan.ladder:
         console.print(_ladder(plan))
+    if explain:
+        from kvplan.report.explain import explain_lines
+
+        for line in explain_lines(plan):
+            console.print(Text(_hanging(line, console.width)), soft_wrap=True)
     sections = {
+        "GPUs": rows.sharding_lines(plan),
         "Capacity": rows.capacity_lines(plan),
         "Verdict": rows.verdict_lines(plan),
         f"Gain over {plan.model.native_dtype}": rows.gain_lines(plan),
@@ -63,6 +69,19 @@ def _ladder(plan: Plan) -> Table:
     for row in cells:
         table.add_row(*(Text(cell) for cell in row))
     return table
+
+
+def _hanging(line: str, width: int) -> str:
+    """Wrapped below its own indent."""
+    indent = " " * (len(line) - len(line.lstrip()))
+    return textwrap.fill(
+        line.strip(),
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent + "  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _bullet(line: str, width: int) -> str:

@@ -76,7 +76,7 @@ class AttentionGroup(_Heads):
     """Unique in the spec; defaults to the kind."""
     layers: Placement
     """Which layers."""
-    retain: Retention = Retain()
+    retain: Retention = Retain.model_construct()
     """Which rows stay."""
     stride: Tokens = 1
     """Tokens per stored row."""
@@ -105,7 +105,7 @@ class LatentGroup(Spec):
     """Query heads of one layer; required unless the role is index."""
     width: LatentWidth
     """Elements per row: one number, or {nope, rope}."""
-    retain: Retention = Retain()
+    retain: Retention = Retain.model_construct()
     """Which rows stay."""
     stride: Tokens = 1
     """Tokens per stored row."""

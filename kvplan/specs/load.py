@@ -56,7 +56,12 @@ def import_model(name_or_path: str) -> ModelSpec | Imported:
     """
     wanted = name_or_path.lower()
     if wanted in list_models():
-        return _shipped("models", wanted, ModelSpec)
+        data = compiled.compiled("models", wanted)
+        if data is None:
+            return _read(specs_root() / "models" / f"{wanted}.yaml", ModelSpec)
+        from kvplan.specs.construct import construct_model
+
+        return construct_model(data)
     shipped = _by_hf_id(wanted)
     if shipped:
         return shipped

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from kvplan.breakdown import BASES, Factor, Node, Product, Sum, from_dict, leaves, to_dict
 from kvplan.errors import InputError
 
-factors = st.lists(st.builds(Factor, st.text(max_size=5), st.integers(0, 2**40)), min_size=1, max_size=4)
+factors = st.lists(
+    st.builds(Factor, st.text(max_size=5), st.integers(0, 2**40), st.text(max_size=5)), min_size=1, max_size=4
+)
 products = st.builds(Product, st.text(max_size=5), factors.map(tuple), st.sampled_from(BASES), st.text(max_size=5))
 trees = st.recursive(
     products, lambda t: st.builds(Sum, st.text(max_size=5), st.lists(t, max_size=3).map(tuple)), max_leaves=8
@@ -68,3 +70,11 @@ def test_a_changed_number_is_refused(how: str) -> None:
 def test_junk_is_refused(junk: Any) -> None:
     with pytest.raises(InputError):
         from_dict(junk)
+
+
+def test_a_factor_without_a_source_is_read() -> None:
+    """Plans stored before factors had sources."""
+    data = stored()
+    for factor in data["children"][0]["factors"]:
+        del factor["source"]
+    assert from_dict(data).nbytes == 6

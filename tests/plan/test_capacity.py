@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvplan.formats.grammar import parse_any
-from kvplan.memory.figures import default_page_size, held_bytes
+from kvplan.memory.curves import rank_curves
+from kvplan.memory.figures import default_page_size, held_bytes, logical_tree
 from kvplan.memory.groups import CacheFormats, CacheGroup, cache_groups
 from kvplan.plan import Plan, PlanRequest, make_plan
 from kvplan.plan.capacity import fit_at, largest, usable_bytes
@@ -46,12 +47,30 @@ def test_monotone(model: str, fmt: str, context: int, more: int, batch: int) -> 
     assert held_bytes(groups, context, batch, page) <= held_bytes(groups, context, batch + 1, page)
 
 
+@given(models, lengths, st.integers(1, 50))
+def test_fewer_bits_never_take_more(model: str, context: int, batch: int) -> None:
+    """By token, so that only the width of a code differs; 16 bit has no scale."""
+    held = []
+    for fmt in ("int2", "int8", "bf16", "fp32"):
+        groups = built(model, fmt)
+        held.append(held_bytes(groups, context, batch, 128))
+        held.append(logical_tree(groups, context, batch).nbytes)
+    assert held[::2] == sorted(held[::2]) and held[1::2] == sorted(held[1::2])
+
+
+def test_logical_bytes_may_fall_where_a_residual_is_quantised() -> None:
+    """At the 32nd token a whole group leaves the 16-bit residual; only allocated bytes are monotone in context."""
+    groups = built("llama-3.1-8b", "int8:channel/32,asym")
+    before, after = (logical_tree(groups, n, 1).nbytes for n in (31, 32))
+    assert before > after
+
+
 @settings(deadline=None)
 @given(models, formats, lengths, pools)
 def test_capacity_is_the_exact_inverse(model: str, fmt: str, context: int, pool: int) -> None:
     groups = built(model, fmt)
     page = default_page_size(groups)
-    fit = fit_at(groups, page, pool, context)
+    fit = fit_at((rank_curves(groups, page),), pool, context)
     if fit.requests:
         assert held_bytes(groups, context, fit.requests, page) <= pool
     assert held_bytes(groups, context, fit.requests + 1, page) > pool

@@ -12,6 +12,7 @@ from kvplan.errors import InputError, KvplanError, UsageError
 from kvplan.plan import Plan, PlanRequest, ladder_lengths, legal_tps, make_plan
 from kvplan.specs.load import list_models, load_model
 from kvplan.specs.model import ModelSpec
+from kvplan.texts import field_text
 
 
 def plan(model: str = "llama-3.1-8b", **fields: Any) -> Plan:
@@ -41,6 +42,9 @@ CASES: list[dict[str, Any]] = [
     {"model": "qwen3-next-80b-a3b", "kv": "int8:head", "context": 262144, "batch": 5, "gpu": "l40s"},
     {"model": "gpt-oss-120b", "gpu_memory": 24 * 2**30, "bandwidth": 936 * 10**9, "util": 0.85},
     {"model": "mistral-7b-v0.1", "context": 100_000, "beyond_max": True, "page_size": 16},
+    {"model": "gemma-3-27b", "context": 70_000, "pp": 4, "dp": 2, "batch": 5, "gpu": "h200", "kv": "int8"},
+    {"model": "deepseek-v3.2", "context": 5000, "tp": 16, "dcp": 4, "mtp": True, "layers": ("last=3:fp8_e4m3",)},
+    {"model": "deepseek-v3", "tp": 8, "dp_attention": True, "gpu": "h200", "pp": 2},
 ]
 
 
@@ -70,7 +74,7 @@ def test_the_top_level_keys() -> None:
     data = plan(context=100).to_dict()
     assert data["schema"] == "kvplan.plan/1"
     assert list(data) == ["schema", "request", "model", "device", "kv", "ladder", "breakdown", "capacity", "verdict",
-                          "gain", "notes", "versions"]  # fmt: skip
+                          "gain", "notes", "versions", "sharding"]  # fmt: skip
     assert list(data["kv"]) == [
         "context", "batch", "payload_bytes", "metadata_bytes", "residual_bytes", "state_bytes", "logical_bytes",
         "reserved_bytes", "allocated_bytes", "padding_bytes", "engine_saves_bytes", "constant_bytes",
@@ -82,7 +86,7 @@ def test_the_top_level_keys() -> None:
 @pytest.mark.parametrize("model", list_models())
 @pytest.mark.parametrize("fmt", ["bf16", "int8", "int8:channel/32,asym", "fp8_e4m3:head"])
 def test_figures_and_trees_agree(model: str, fmt: str) -> None:
-    data = plan(model, context=3000, beyond_max=True, batch=2, k=fmt, v=fmt, latent=fmt, index=fmt).to_dict()
+    data = plan(model, context=3000, batch=2, beyond_max=True, k=fmt, v=fmt, latent=fmt, index=fmt).to_dict()
     kv, trees = data["kv"], data["breakdown"]
     assert from_dict(trees["logical"]).nbytes == kv["logical_bytes"]
     assert from_dict(trees["allocated"]).nbytes == kv["allocated_bytes"]
@@ -133,6 +137,9 @@ def _set(data: Any, path: str, value: Any) -> None:
         "capacity.usable_bytes",
         "gain.fixed_requests.after_bytes",
         "gain.fixed_requests.before_bytes",
+        "sharding.sequences",
+        "sharding.stage",
+        "sharding.stages.0.held_bytes",
     ],
 )
 def test_a_tampered_number_is_refused(path: str) -> None:
@@ -237,3 +244,10 @@ def test_legal_tp_is_named() -> None:
     assert refused.value.hint == "legal values: 1, 2, 4, 8, 16, 32"
     assert legal_tps(load_model("smollm2-135m")) == (1, 3, 9)
     assert legal_tps(load_model("deepseek-v3"))[-1] == 128
+
+
+def test_every_field_of_a_request_has_a_text() -> None:
+    texts = {name: field_text(PlanRequest, name) for name in PlanRequest.model_fields}
+    assert all(text.endswith(".") or text.endswith("`") for text in texts.values()), texts
+    assert texts["layers"].endswith("the last wins.") and "\n" not in texts["layers"]
+    assert field_text(PlanRequest, "no_field") == ""

@@ -31,7 +31,9 @@ class Group:
 def layer_groups(cfg: Fields, family: Family, words: Words) -> list[Group]:
     """Layers with equal caches together, in the order in which they first appear; overlays after the owners."""
     shared = family.sharing(cfg, words.words) if family.sharing else {}
-    placed: tuple[How, str] = ("read" if cfg.has(family.shared_by) else "defaulted", cfg.prefix + family.shared_by)
+    # Not has(): a field that only is there is not yet used.
+    stated = cfg.data.get(family.shared_by) is not None
+    placed: tuple[How, str] = ("read" if stated else "defaulted", cfg.prefix + family.shared_by)
     found: dict[tuple[str, bool, str], Group] = {}
     for layer, word in enumerate(words.words):
         parts = family.makers[word](cfg.layer(layer), layer)
