@@ -15,14 +15,9 @@ from kvplan.plan import PlanRequest, make_plan
 @plan_options(*CACHE_OPTIONS, *SHARDING_OPTIONS, *GPU_OPTIONS)
 @click.option("--explain", is_flag=True, help="Print each factor with the field it comes from and the arithmetic.")
 @json_option
-<<<<<<< HEAD
-def command(as_json: bool, **fields: Any) -> None:
+def command(as_json: bool, explain: bool, **fields: Any) -> None:
     """Exact cache bytes of MODEL: the id of a shipped spec, a Hugging Face id, or the path of a spec file, a
     config.json, a model folder or a .gguf file.
-=======
-def command(as_json: bool, explain: bool, **fields: Any) -> None:
-    """Exact cache bytes of MODEL: the id of a shipped spec, a Hugging Face id, or the path of a spec file.
->>>>>>> main
 
     Sizes accept 32k, 128k and 1M (binary). Without --context: bytes per token, fixed bytes per sequence, and a ladder
     of lengths up to the model's maximum. --explain changes nothing in --json, which always has every factor's source.
