@@ -138,6 +138,10 @@ def test_prediction_layers_are_recorded_and_not_charged() -> None:
     imported = made("deepseek_v3")
     assert imported.spec.mtp is not None
     assert (imported.spec.mtp.layers, imported.spec.mtp.cache_like) == (1, ("latent",))
+    shared = import_config({**SMALL["glm_moe_dsa schedule"], "num_nextn_predict_layers": 1}, "x").spec.mtp
+    assert shared is not None and shared.cache_like == ("latent", "indexer")
+    windowed = import_config(SMALL["deepseek_v4"], "x").spec.mtp
+    assert windowed is not None and windowed.cache_like == ("swa",)
     without = import_config({**SMALL["deepseek_v3"], "num_nextn_predict_layers": 0}, "x")
     assert without.spec.mtp is None
     assert without.spec.layer_groups == imported.spec.layer_groups

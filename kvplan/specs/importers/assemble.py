@@ -31,7 +31,9 @@ class Group:
 def layer_groups(cfg: Fields, family: Family, words: Words) -> list[Group]:
     """Layers with equal caches together, in the order in which they first appear; overlays after the owners."""
     shared = family.sharing(cfg, words.words) if family.sharing else {}
-    placed: tuple[How, str] = ("read" if cfg.has(family.shared_by) else "defaulted", cfg.prefix + family.shared_by)
+    # Not has(): a field that only is there is not yet used.
+    stated = cfg.data.get(family.shared_by) is not None
+    placed: tuple[How, str] = ("read" if stated else "defaulted", cfg.prefix + family.shared_by)
     found: dict[tuple[str, bool, str], Group] = {}
     for layer, word in enumerate(words.words):
         parts = family.makers[word](cfg.layer(layer), layer)
@@ -110,21 +112,16 @@ def _numbers(at: str, value: Any) -> Iterator[Origin]:
             yield from _numbers(f"{at}.{key}", item)
 
 
-def prediction_groups(groups: list[Group], layers: int) -> list[str]:
-    """What a prediction layer keeps: the caches of the last layer that keeps rows for every token, else the last."""
-    for grows in (True, False):
-        for layer in range(layers - 1, -1, -1):
-            here = [g for g in groups if layer in g.layers and _keeps_rows(g)]
-            owner = next((g for g in here if not g.overlay), None)
-            if owner and (not grows or "retain" not in owner.body):
-                return [g.name for g in here if _like_main(g)]
-    return []
+def prediction_groups(groups: list[Group]) -> list[str]:
+    """What a prediction layer keeps: the cache of the last layer that keeps rows for every token, else of the last.
 
-
-def _keeps_rows(group: Group) -> bool:
-    return group.body["kind"] in ("attention", "latent")
-
-
-def _like_main(group: Group) -> bool:
-    # Compressed rows and open groups are those of the layer's compressor, which prediction layers do not have.
-    return "stride" not in group.body and "ring" not in group.body.get("retain", {})
+    Index keys come with it, also where only some layers keep them: a prediction layer has no earlier layer to share.
+    """
+    owners = [g for g in groups if not g.overlay and g.body["kind"] in ("attention", "latent")]
+    growing = [g for g in owners if "retain" not in g.body] or owners
+    if not growing:
+        return []
+    owner = max(growing, key=lambda g: g.layers[-1])
+    keys = [g for g in groups if g.overlay and g.body.get("role") == "index" and set(g.layers) & set(owner.layers)]
+    # Compressed keys and open groups are those of a layer's compressor, which prediction layers do not have.
+    return [owner.name, *(g.name for g in keys if "stride" not in g.body and "retain" not in g.body)]

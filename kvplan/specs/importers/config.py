@@ -63,7 +63,7 @@ def import_config(data: dict[str, Any], where: str) -> Imported:
         found.append(Origin(name, str(int(number)), number.how, number.source))
     extra = mtp_layers(cfg)
     if extra:
-        body["mtp"] = {"layers": extra, "cache_like": prediction_groups(groups, layers)}
+        body["mtp"] = {"layers": extra, "cache_like": prediction_groups(groups)}
         found.append(Origin("mtp.layers", str(int(extra)), extra.how, extra.source))
     notes = (*cfg.notes, *unused_notes(cfg), *quantization_notes(cfg))
     body |= _about(where, found, notes)

@@ -59,7 +59,7 @@ def import_gguf(path: Path) -> Imported:
         body["vocab_size"] = vocabulary
         found.append(Origin("vocab_size", str(int(vocabulary)), vocabulary.how, vocabulary.source))
     if extra:
-        body["mtp"] = {"layers": extra, "cache_like": prediction_groups(groups, layers)}
+        body["mtp"] = {"layers": extra, "cache_like": prediction_groups(groups)}
         found.append(Origin("mtp.layers", str(int(extra)), extra.how, extra.source))
     body |= _weights(header, found)
     body |= {
