@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvplan.errors import UsageError, did_you_mean
+from kvplan.formats import ds_mla
 from kvplan.formats.grammar import PLAIN, Format, Named, Pair, parse_any, parse_kv
 from kvplan.memory.groups import DTYPES, CacheFormats, roles
 from kvplan.plan.types import PlanRequest
@@ -12,7 +13,6 @@ from kvplan.plan.types import PlanRequest
 if TYPE_CHECKING:
     from kvplan.specs.model import ModelSpec
 
-LATENT_RECORDS = ("fp8_ds_mla", "fp8_ds_v4", "nvfp4_ds_mla")
 ROLES = ("k", "v", "latent", "index")
 _KV_HINT = "give --kv for both, or --k and --v"
 
@@ -62,7 +62,7 @@ def for_latent(both: Format | Named | Pair, spec: ModelSpec, present: frozenset[
     plain = isinstance(both, Format) and (both.number in PLAIN or both.number.startswith("fp8"))
     if isinstance(both, Format) and plain:
         return both
-    if isinstance(both, Named) and both.name in LATENT_RECORDS:
+    if isinstance(both, Named) and both.name in ds_mla.RECORDS:
         return both
     also = "; --kv sets only its K and V" if "k" in present else ""
     raise UsageError(
