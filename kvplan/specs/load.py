@@ -16,11 +16,11 @@ from pydantic import ValidationError
 from kvplan.errors import InputError, nearest
 from kvplan.specs import compiled
 from kvplan.specs.base import Spec
-from kvplan.specs.device import DeviceSpec
 from kvplan.specs.find import specs_root
 from kvplan.specs.model import ModelSpec
 
 if TYPE_CHECKING:
+    from kvplan.specs.device import DeviceSpec
     from kvplan.specs.importers.result import Imported
 
 S = TypeVar("S", bound=Spec)
@@ -86,6 +86,8 @@ def load_device(name_or_path: str) -> DeviceSpec:
     Raises:
         InputError: unknown name, unreadable file, or the file breaks the schema.
     """
+    from kvplan.specs.device import DeviceSpec
+
     wanted = name_or_path.lower()
     if wanted in list_devices():
         return _shipped("devices", wanted, DeviceSpec)
