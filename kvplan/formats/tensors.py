@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,32 @@ class TensorView:
     @property
     def fields_per_word(self) -> int:
         return 16 // self.bits
+
+    @property
+    def whole_words(self) -> bool:
+        """Whether a row ends on a 16-bit word, the unit in which kernels read codes."""
+        return self.dim * self.bits % 16 == 0
+
+    @property
+    def planar(self) -> bool:
+        """Field j of word w is channel `j * words + w` in codes narrower than a byte, else channel `w * fields + j`."""
+        return self.bits < 8
+
+    @property
+    def groups(self) -> int:
+        """Scales of one row of one head."""
+        return self.dim // self.group if self.granularity == "group" else 1
+
+    @property
+    def stripe_words(self) -> int:
+        """Words of a stripe: rows are cut so that field j of all words of a stripe belongs to one group."""
+        if self.granularity != "group":
+            return self.words
+        return gcd(self.words, self.group) if self.planar else self.group * self.bits // 16
+
+    @property
+    def stripes(self) -> int:
+        return self.words // self.stripe_words
 
     @property
     def has_row_scale(self) -> bool:
