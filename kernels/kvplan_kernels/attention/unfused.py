@@ -69,8 +69,8 @@ def _read_rows(
             m = m_token[:, None] & m_channel[None, :]
             x = tl.load(p_codes + o_row[:, None] * DIM + o_channel[None, :], mask=m, other=0)
             if L.quantised:
-                p_row = p_meta if p_meta is None else p_meta + o_row * L.meta_stride + i_group
-                x = _value(decode_code(x, L), o_channel, m_channel, m_token, i_head, p_row, p_scale, p_zero, L)
+                x = decode_code(x, L)
+                x = _value(x, o_channel, m_channel, o_row, m_token, i_head, p_meta, p_scale, p_zero, i_group, L)
                 x = round_to(tl.where(m, x, 0.0), OUT)
             elif L.number != OUT:
                 x = round_to(to_fp32(x), OUT)
@@ -97,18 +97,18 @@ def _read_words(
         words = tl.load(p_codes + o_row[:, None] * WORDS + (i_stripe * STRIPE + o_word)[None, :], mask=m, other=0)
         for j in tl.static_range(FIELDS):
             o_channel = j * WORDS + i_stripe * STRIPE + o_word
-            GROUP: tl.constexpr = (j * WORDS + i_stripe * STRIPE) // WIDTH
-            p_row = p_meta if p_meta is None else p_meta + o_row * L.meta_stride + GROUP
             x = decode_field(words, j, L, G)
-            x = _value(x, o_channel, m_word, m_token, i_head, p_row, p_scale, p_zero, L)
+            i_group = (j * WORDS + i_stripe * STRIPE) // WIDTH
+            x = _value(x, o_channel, m_word, o_row, m_token, i_head, p_meta, p_scale, p_zero, i_group, L)
             x = round_to(tl.where(m, x, 0.0), OUT)
             tl.store(p_out + o_out[:, None] * L.dim + o_channel[None, :], x, mask=m_out[:, None] & m_word[None, :])
 
 
 @triton.jit
-def _value(code, o_channel, m_channel, m_token, i_head, p_row, p_scale, p_zero, L: tl.constexpr):
-    """scale * code + zero of fp32 codes (TILE, channels); `p_row`: their group's item in each row's metadata."""
+def _value(code, o_channel, m_channel, o_row, m_token, i_head, p_meta, p_scale, p_zero, i_group, L: tl.constexpr):
+    """scale * code + zero of fp32 codes (TILE, channels), all of one group."""
     if L.has_row_scale:
+        p_row = p_meta + o_row * L.meta_stride + i_group
         x = code * to_fp32(tl.load(p_row + L.scale_at, mask=m_token, other=0.0))[:, None]
         if L.asym:
             x = x + to_fp32(tl.load(p_row + L.zero_at, mask=m_token, other=0.0))[:, None]

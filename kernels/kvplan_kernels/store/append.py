@@ -22,6 +22,8 @@ from kvplan_kernels.codecs.limits import grid_of
 
 # Tokens per program of a bulk write; 32 rows of 128 channels are one coalesced 4 KiB run of codes.
 TILE_TOKENS = 32
+# Where each row is read field by field: 32 tokens then take 128 registers and spill.
+PLANAR_TILE_TOKENS = 16
 
 
 @triton.jit
@@ -223,7 +225,8 @@ def launch_arguments(
     cache: Cache, k: Tensor, v: Tensor, counts: Tensor | None, saturated: Tensor | None
 ) -> tuple[list[Any], dict[str, Any], int]:
     """(arguments, constexprs, num_warps) of the kernel; also what the ahead-of-time compile tests compile."""
-    tile = min(TILE_TOKENS, triton.next_power_of_2(k.shape[1]))
+    planar = any(cache.layout.view(role).planar for role in ("k", "v"))
+    tile = min(PLANAR_TILE_TOKENS if planar else TILE_TOKENS, triton.next_power_of_2(k.shape[1]))
     args = [
         k, v, code_bits(cache, "k"), code_bits(cache, "v"), cache.meta("k"), cache.meta("v"),
         cache.static("k"), cache.static("v"), cache.static("k", "zero"), cache.static("v", "zero"),
