@@ -119,9 +119,29 @@ class TensorView:
             return self.words
         return gcd(self.words, self.group) if self.planar else self.group * self.bits // 16
 
+    # The group of field j of stripe i is (j * field_step + i * stripe_step) // group_width, for any format.
+    @property
+    def field_step(self) -> int:
+        return self.words if self.planar else 0
+
+    @property
+    def stripe_step(self) -> int:
+        return self.stripe_words * (1 if self.planar else self.fields_per_word)
+
+    @property
+    def group_width(self) -> int:
+        return self.group if self.granularity == "group" else self.dim
+
     @property
     def stripes(self) -> int:
         return self.words // self.stripe_words
+
+    @property
+    def nested(self) -> bool:
+        """Whether all fields in the upper byte of a word have one scale: kernels then unpack them as nested sums."""
+        if not self.planar or self.granularity != "group":
+            return self.planar
+        return self.stripes == 1 and self.dim // 2 // self.group == (self.dim - 1) // self.group
 
     @property
     def has_row_scale(self) -> bool:
