@@ -129,6 +129,16 @@ class TensorView:
         return self.stripe_words * (1 if self.planar else self.fields_per_word)
 
     @property
+    def meta_dot(self) -> bool:
+        """Whether the zeros of several groups are added by a small matrix product with the rows' metadata."""
+        return self.groups > 1 and self.meta_storage == "fp16" and self.is_int
+
+    @property
+    def shift_at(self) -> int:
+        """First metadata item that moves the codes: the zeros, or the scales of codes in excess notation."""
+        return self.zero_at if self.asym else self.scale_at
+
+    @property
     def group_width(self) -> int:
         return self.group if self.granularity == "group" else self.dim
 

@@ -16,7 +16,15 @@ from kvplan.formats.layout import Layout
 from kvplan_kernels.attention.combine import combine
 from kvplan_kernels.attention.config import DecodeConfig, default_config, padded_words
 from kvplan_kernels.attention.door import check_memory, check_query, check_supported
-from kvplan_kernels.attention.tile import NO_SCORE, attend, finish_output, load_query, word_offsets, zero_planes
+from kvplan_kernels.attention.tile import (
+    NO_SCORE,
+    attend,
+    finish_output,
+    load_query,
+    shift_queries,
+    word_offsets,
+    zero_planes,
+)
 from kvplan_kernels.attention.work import SCAN, busy_programs, find_request, tile_starts
 from kvplan_kernels.attention.workspace import Workspace
 from kvplan_kernels.cache import Cache
@@ -55,6 +63,7 @@ def decode_kernel(
     VW: tl.constexpr,
     K_UNIT: tl.constexpr,
     V_UNIT: tl.constexpr,
+    ONE_META: tl.constexpr,
     NATIVE_FP8: tl.constexpr,
     STAGES: tl.constexpr,
     SCAN: tl.constexpr,
@@ -66,6 +75,9 @@ def decode_kernel(
     *_SCALE, V_ZERO `[HKV or 1, items]`; PART_OUT `[slots, G, V.dim]`, PART_LSE `[slots, G]`; PAGE_TABLE
     `[B, max_pages]`; TILE_STARTS `[B + 1]`. `sm_scale` includes log2(e). KW, VW: words of a stripe, padded.
     """
+    # One pointer for one plane, so that loads of the same words are merged.
+    if ONE_META:
+        V_META = K_META
     V_PLANES: tl.constexpr = V.fields_per_word
     V_STRIPES: tl.constexpr = V.stripes
     K_GROUPS: tl.constexpr = K.groups
@@ -94,8 +106,11 @@ def decode_kernel(
         q, b_qsum, b_unit = load_query(Q + i_pair * (G * K.dim), K_SCALE, i_head, K_WORDS, o_kw, o_head, K, G)
         k_factor = sm_scale * b_unit * (2.0**-K_UNIT)
         q_sum = ()
-        for g in tl.static_range(K_GROUPS):
-            q_sum = q_sum + (b_qsum[g] * sm_scale,)
+        if K.meta_dot:
+            q_sum = shift_queries(b_qsum, sm_scale, K)
+        else:
+            for g in tl.static_range(K_GROUPS):
+                q_sum = q_sum + (b_qsum[g] * sm_scale,)
         m = tl.full([HEADS], NO_SCORE, tl.float32)
         l = tl.zeros([8, HEADS], tl.float32)
         acc = zero_planes(VW, HEADS, V_STRIPES * V_PLANES)
@@ -146,6 +161,7 @@ def decode_constants(layout: Layout, page_size: int, group: int, config: DecodeC
         "VW": padded_words(v.stripe_words),
         "K_UNIT": unit_log2(k, native),
         "V_UNIT": unit_log2(v, native),
+        "ONE_META": k.has_row_scale and v.has_row_scale and layout.plane("k", "scale") is layout.plane("v", "scale"),
         "NATIVE_FP8": native,
         "STAGES": config.num_stages,
         "SCAN": SCAN,

@@ -38,8 +38,11 @@ def attend(
     v_words = load_stripes(V_WORDS + row * V.words, o_v, o_vw, m_token, V, MASKED)
     v_scales, v_zeros = load_row_meta(V_META, row, o_token, m_token, V, MASKED)
 
+    k_meta = load_meta_rows(K_META, row, o_token, m_token, K, MASKED)
+    v_meta = load_meta_rows(V_META, row, o_token, m_token, V, MASKED)
+
     k = unpack_stripes(k_words, K, NATIVE_FP8)
-    s = scores(k, q, q_sum, k_factor, k_scales, k_zeros, o_token, K)
+    s = scores(k, q, q_sum, k_factor, k_scales, k_zeros, k_meta, o_token, K)
     if MASKED:
         s = tl.where(m_token[:, None], s, NO_SCORE)
 
@@ -50,12 +53,12 @@ def attend(
     l = l * keep[None, :] + tl.sum(p.reshape(BN // 8, 8, m.shape[0]), 0)
 
     v = unpack_stripes(v_words, V, NATIVE_FP8)
-    acc = outputs(v, acc, p, keep, v_scales, v_zeros, o_token, V, V_UNIT)
+    acc = outputs(v, acc, p, keep, v_scales, v_zeros, v_meta, o_token, V, V_UNIT)
     return m_new, l, acc
 
 
 @triton.jit
-def scores(k, q, q_sum, k_factor, k_scales, k_zeros, o_token, K: tl.constexpr):
+def scores(k, q, q_sum, k_factor, k_scales, k_zeros, k_meta, o_token, K: tl.constexpr):
     """Scores [BN, HEADS] in base 2, group by group of channels that share a scale.
 
     `q_sum`: per group, [HEADS]; `k_scales`, `k_zeros`: per group, words of metadata [BN].
@@ -63,7 +66,7 @@ def scores(k, q, q_sum, k_factor, k_scales, k_zeros, o_token, K: tl.constexpr):
     GROUPS: tl.constexpr = K.groups
     STRIPES: tl.constexpr = K.stripes
     PLANES: tl.constexpr = K.fields_per_word
-    total = tl.zeros([o_token.shape[0], q_sum[0].shape[0]], tl.float32)
+    total = tl.zeros([o_token.shape[0], q_sum[0].shape[-1]], tl.float32)
     for g in tl.static_range(GROUPS):
         s = tl.zeros(total.shape, tl.float32)
         for i_stripe in tl.static_range(STRIPES):
@@ -73,7 +76,10 @@ def scores(k, q, q_sum, k_factor, k_scales, k_zeros, o_token, K: tl.constexpr):
         if K.has_row_scale:
             b_scale = meta_value(k_scales[g], o_token, K.scale_at + g, K).to(tl.float32)
             s = s * (b_scale * k_factor)[:, None]
-            if K.asym:
+            if K.meta_dot:
+                if g == 0:
+                    s += dot(k_meta, q_sum[1], dot(k_meta, q_sum[0], tl.zeros(total.shape, tl.float32)))
+            elif K.asym:
                 s += meta_value(k_zeros[g], o_token, K.zero_at + g, K).to(tl.float32)[:, None] * q_sum[g][None, :]
             elif K.is_int:
                 s -= (b_scale * centre(K))[:, None] * q_sum[g][None, :]
@@ -85,7 +91,7 @@ def scores(k, q, q_sum, k_factor, k_scales, k_zeros, o_token, K: tl.constexpr):
 
 
 @triton.jit
-def outputs(v, acc, p, keep, v_scales, v_zeros, o_token, V: tl.constexpr, V_UNIT: tl.constexpr):
+def outputs(v, acc, p, keep, v_scales, v_zeros, v_meta, o_token, V: tl.constexpr, V_UNIT: tl.constexpr):
     """Planes [VW, HEADS] of the output after one more tile of probabilities `p` [BN, HEADS].
 
     Integer codes are centred tile by tile, or the matrix unit's truncation would drift.
@@ -95,6 +101,9 @@ def outputs(v, acc, p, keep, v_scales, v_zeros, o_token, V: tl.constexpr, V_UNIT
     PLANES: tl.constexpr = V.fields_per_word
     weighted = ()
     shifts = ()
+    if V.meta_dot:
+        b_shift = dot(tl.trans(v_meta), p.to(tl.float16), tl.zeros([v_meta.shape[1], p.shape[1]], tl.float32))
+        o_item = tl.arange(0, v_meta.shape[1])
     for g in tl.static_range(GROUPS):
         if V.has_row_scale:
             b_p = scale_columns(p, meta_value(v_scales[g], o_token, V.scale_at + g, V))
@@ -103,7 +112,10 @@ def outputs(v, acc, p, keep, v_scales, v_zeros, o_token, V: tl.constexpr, V_UNIT
         else:
             b_p = p.to(tl.float16)
         weighted = weighted + (b_p,)
-        if V.is_int:
+        if V.meta_dot:
+            b_one = tl.sum(tl.where((o_item == V.shift_at + g)[:, None], b_shift, 0.0), 0)
+            shifts = shifts + (b_one if V.asym else b_one * -centre(V),)
+        elif V.is_int:
             if V.has_row_scale and V.asym:
                 b_zero = meta_value(v_zeros[g], o_token, V.zero_at + g, V).to(tl.float32)
                 shifts = shifts + (tl.sum(p * b_zero[:, None], 0),)
@@ -126,6 +138,40 @@ def outputs(v, acc, p, keep, v_scales, v_zeros, o_token, V: tl.constexpr, V_UNIT
                 ),
             )
     return new
+
+
+@triton.jit
+def load_meta_rows(META, row, o_token, m_token, T: tl.constexpr, MASKED: tl.constexpr):
+    """Metadata of the tile's rows, all items [BN, items padded], fp16; 0 where none is needed."""
+    if T.meta_dot:
+        ITEMS: tl.constexpr = triton.next_power_of_2(T.meta_stride) if T.meta_stride > 16 else 16
+        o_item = tl.arange(0, ITEMS)
+        p_item = META.to(tl.pointer_type(tl.float16)) + row * T.meta_stride
+        p_item += o_item[:, None] + o_token[None, :] * T.meta_stride
+        if MASKED:
+            m_item = m_token[None, :] & (o_item < T.meta_stride)[:, None]
+            return tl.trans(tl.load(p_item, mask=m_item, other=0.0))
+        elif T.meta_stride < ITEMS:
+            return tl.trans(tl.load(p_item, mask=(o_item < T.meta_stride)[:, None], other=0.0))
+        else:
+            return tl.trans(tl.load(p_item))
+    else:
+        return 0
+
+
+@triton.jit
+def shift_queries(q_sum, factor, K: tl.constexpr):
+    """(high, low) [items, HEADS], fp16: K's metadata rows times their sum are the zeros' part of the scores."""
+    ITEMS: tl.constexpr = triton.next_power_of_2(K.meta_stride) if K.meta_stride > 16 else 16
+    GROUPS: tl.constexpr = K.groups
+    o_item = tl.arange(0, ITEMS)
+    total = tl.zeros([ITEMS, q_sum[0].shape[0]], tl.float32)
+    for g in tl.static_range(GROUPS):
+        total = tl.where((o_item == K.shift_at + g)[:, None], q_sum[g][None, :] * factor, total)
+    if not K.asym:
+        total = total * -centre(K)
+    high = total.to(tl.float16)
+    return high, (total - high.to(tl.float32)).to(tl.float16)
 
 
 @triton.jit
@@ -184,7 +230,7 @@ def load_row_meta(META, row, o_token, m_token, T: tl.constexpr, MASKED: tl.const
         p_meta = META + row * T.meta_stride // (1 if T.meta_storage == "fp32" else 2)
         for g in tl.static_range(GROUPS):
             scales = scales + (load_meta(p_meta, o_token, m_token, T.scale_at + g, T, MASKED),)
-        if T.asym:
+        if T.asym and not T.meta_dot:
             for g in tl.static_range(GROUPS):
                 zeros = zeros + (load_meta(p_meta, o_token, m_token, T.zero_at + g, T, MASKED),)
     return scales, zeros
