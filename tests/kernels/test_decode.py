@@ -148,8 +148,9 @@ def test_doubled_scales_and_a_flipped_code_change_the_output_as_the_reference_sa
     assert changed[:, 2].unique().tolist() == [5] and changed[:, 1].min() >= 4
 
 
-def test_queries_of_any_size_keep_their_precision() -> None:
-    cache = filled("int8:channel", "int8", lengths=[40, 64])
+@pytest.mark.parametrize("spelling", ["int8:channel", "int8:group/32"])
+def test_queries_of_any_size_keep_their_precision(spelling: str) -> None:
+    cache = filled(spelling, "int8", lengths=[40, 64])
     q = query(cache, 2, torch.bfloat16)
     for factor in (1e-6, 3e4):
         scaled = (q * factor).to(torch.bfloat16)
@@ -158,6 +159,11 @@ def test_queries_of_any_size_keep_their_precision() -> None:
         k, v = (lambda b, role=role: read_reference(cache, role, b).double() for role in ("k", "v"))
         wanted = decode_reference(scaled, k, v, cache.lengths, 0.125 / factor)
         assert KERNEL.accepts(relative_error(out, wanted))
+
+
+def test_logits_far_beyond_fp16_do_not_overflow() -> None:
+    cache = filled("int8:group/32", "int4:group/32,asym", lengths=[40, 64])
+    assert_right(query(cache, 2) * 1000, cache, SMALL)
 
 
 def test_not_a_number_in_a_stored_row_poisons_its_head_only() -> None:

@@ -16,19 +16,13 @@ from kvplan.formats.layout import Layout
 from kvplan_kernels.attention.combine import combine
 from kvplan_kernels.attention.config import DecodeConfig, default_config, padded_words
 from kvplan_kernels.attention.door import check_memory, check_query, check_supported
-from kvplan_kernels.attention.tile import (
-    NO_SCORE,
-    attend,
-    finish_output,
-    load_query,
-    shift_queries,
-    word_offsets,
-    zero_planes,
-)
+from kvplan_kernels.attention.load import load_query, shift_queries, word_offsets
+from kvplan_kernels.attention.tile import NO_SCORE, attend, finish_output, zero_planes
 from kvplan_kernels.attention.work import SCAN, busy_programs, find_request, tile_starts
 from kvplan_kernels.attention.workspace import Workspace
 from kvplan_kernels.cache import Cache
-from kvplan_kernels.codecs.grid_tiles import channels, output_plane, unit_log2
+from kvplan_kernels.codecs.grid_tiles import channels, unit_log2
+from kvplan_kernels.codecs.planar_tiles import output_plane
 from kvplan_kernels.dialect import LEAST_COLUMNS, has_dependent_launch, loop_bound
 
 LOG2_E = 1.4426950408889634
@@ -107,7 +101,7 @@ def decode_kernel(
         k_factor = sm_scale * b_unit * (2.0**-K_UNIT)
         q_sum = ()
         if K.meta_dot:
-            q_sum = shift_queries(b_qsum, sm_scale, K)
+            q_sum = shift_queries(b_qsum, b_unit, sm_scale, K)
         else:
             for g in tl.static_range(K_GROUPS):
                 q_sum = q_sum + (b_qsum[g] * sm_scale,)

@@ -17,7 +17,7 @@ from kvplan.formats.layout import Layout
 from kvplan_kernels.cache import Cache
 from kvplan_kernels.codecs.convert import decode_code, decode_field, round_to, to_fp32
 from kvplan_kernels.codecs.limits import grid_of
-from kvplan_kernels.store.append import check_kernel, code_bits
+from kvplan_kernels.store.door import check_kernel, code_bits
 
 # Tokens per program.
 TILE_TOKENS = 32
