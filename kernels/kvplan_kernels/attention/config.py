@@ -86,6 +86,12 @@ def default_config(layout: Layout, page_size: int, group: int) -> DecodeConfig:
     if (dim > TABLE_DIM or max(LEAST_COLUMNS, group) > 8) and warps == 1:
         # Longer rows or more heads need more registers for queries and outputs than one warp has.
         warps = 2
+        # More than eight warps of some 200 registers each do not fit an SM.
+        ctas = min(ctas, 4)
+        tokens = max(32, tokens // 2) if dim > TABLE_DIM else tokens
+    if max(v.stripes * v.fields_per_word for v in map(layout.view, ("k", "v"))) > 12:
+        # Sixteen planes and more (int8 in 8 groups) spill at 32 tokens.
+        tokens = 16
     tokens = gcd(page_size, tokens)
     if tokens < 16:
         raise UnsupportedError(f"page size {page_size} is no multiple of 16", "use pages of 16, 32, 64 or 128 tokens")
