@@ -14,7 +14,7 @@ import pytest
 REPO = Path(__file__).resolve().parents[1]
 SHARED = REPO.parent / "shared"
 NO_GPU = "needs a CUDA GPU"
-EXPECTED_GPU_SKIPS = 9
+EXPECTED_GPU_SKIPS = 16
 
 _skips: list[tuple[str, str]] = []
 

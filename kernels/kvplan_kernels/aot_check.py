@@ -29,6 +29,14 @@ PAIRS = (
     ("fp8_e4m3", "fp8_e4m3"),
     ("fp8_e4m3:head", "fp8_e4m3:head"),
     ("int8", "fp8_e4m3"),
+    ("int4", "int4"),
+    ("int4:token,asym", "int4:token,asym"),
+    ("int2:token,asym", "int2:token,asym"),
+    ("int8:group/32,asym", "int8:group/32,asym"),
+    ("int4:group/32", "int4:group/32"),
+    ("int4:group/32,asym", "int4:group/32,asym"),
+    ("int4:group/64,asym", "int4:group/64,asym"),
+    ("int2:group/32,asym", "int2:group/32,asym"),
 )
 HEADS, GROUP, PAGE = 8, 4, 128
 _POINTERS = {"fp16": "*fp16", "bf16": "*bf16", "fp32": "*fp32"}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from kvplan.formats.layout import STORAGE_BITS, Layout, Plane
+from kvplan.formats.layout import STORAGE_BITS, Field, Layout, Plane
 from kvplan.units import cdiv
 
 DTYPES = {
@@ -21,6 +21,12 @@ DTYPES = {
     "fp8_e4m3": torch.float8_e4m3fn,
     "fp8_e5m2": torch.float8_e5m2,
 }
+
+
+def field_shape(field: Field) -> tuple[int, torch.dtype]:
+    """Elements of one unit of a field in its plane's tensor, and their dtype; codes below a byte are bytes."""
+    dtype = DTYPES.get(field.storage, torch.uint8)
+    return field.unit_bytes // dtype.itemsize, dtype
 
 
 def plane_dtype(plane: Plane) -> torch.dtype:
@@ -75,7 +81,7 @@ class Cache:
         return sum(t.untyped_storage().nbytes() for t in self.planes.values())
 
     def codes(self, role: str) -> torch.Tensor:
-        """Codes of tensor `role`, `(num_pages, heads, page_size, dim)` in the storage's dtype."""
+        """Codes of `role`, `(num_pages, heads, page_size, dim)` in the storage's dtype; below 8 bits a row's bytes."""
         return self.planes[self.layout.plane(role, "codes").name]
 
     def words(self, role: str) -> torch.Tensor:

@@ -47,3 +47,9 @@ def cast(x, DTYPE: tl.constexpr):
         return even.to(tl.float32, bitcast=True).to(tl.bfloat16)
     else:
         return x.to(DTYPE)
+
+
+@triton.jit
+def as_fp16(w):
+    """The low 16 bits of an integer tile, read as fp16."""
+    return w.to(tl.int16).to(tl.float16, bitcast=True)

@@ -18,16 +18,19 @@ from kvplan.formats.grid import bind
 from kvplan.formats.layout import Layout
 from kvplan_kernels.cache import Cache
 
-# Every format of the first slice, by whether it has a write kernel or only the reference writer.
+# Every kind of format with a codec, by whether it has a write kernel or only the reference writer.
 WITH_KERNEL = (
     "fp32", "fp16", "bf16",
     "int8", "int8,asym", "int8,scale=bf16", "int8,asym,scale=fp32", "int8:group/32", "int8:group/16,asym",
     "int8:tensor", "int8:tensor,asym", "int8:head", "int8:head,asym", "int8:channel", "int8:channel,asym",
     "fp8_e4m3", "fp8_e4m3:head", "fp8_e4m3:token", "fp8_e5m2", "fp8_e5m2:head", "fp8_e5m2:token,scale=bf16",
+    "int4", "int4:token,asym", "int4:group/32,asym", "int4:group/16,scale=bf16", "int4:channel,asym",
+    "int2:token,asym", "int2:group/32", "int2:head",
 )  # fmt: skip
 REFERENCE_ONLY = (
     "int8:channel/16", "int8:channel/8,asym,recent=24", "int8:token,recent=8", "int8:group/32,asym,recent=5",
     "int8:token,recent=8,flush=whole", "fp8_e4m3:token,recent=3",
+    "int4:channel/16,asym,recent=16", "int2:group/32,asym,recent=5",
 )  # fmt: skip
 
 # Every bit of a byte differs between the two, so no written byte can equal both.

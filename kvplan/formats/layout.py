@@ -220,7 +220,7 @@ class Layout:
         if missing:
             raise UnsupportedError(
                 f"format {tensor.spelling} has no kernel yet ({missing}): it can be planned, not run",
-                "use a 16-bit, int8 or fp8 format",
+                "use a 16-bit, int8, int4, int2 or fp8 format",
             )
         names = {f.name: p for p in self.planes for f in p.fields if f.tensor == role}
         scale = names.get("scale")

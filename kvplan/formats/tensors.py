@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,62 @@ class TensorView:
     @property
     def fields_per_word(self) -> int:
         return 16 // self.bits
+
+    @property
+    def whole_words(self) -> bool:
+        """Whether a row ends on a 16-bit word, the unit in which kernels read codes."""
+        return self.dim * self.bits % 16 == 0
+
+    @property
+    def planar(self) -> bool:
+        """Field j of word w is channel `j * words + w` in codes narrower than a byte, else channel `w * fields + j`."""
+        return self.bits < 8
+
+    @property
+    def groups(self) -> int:
+        """Scales of one row of one head."""
+        return self.dim // self.group if self.granularity == "group" else 1
+
+    @property
+    def stripe_words(self) -> int:
+        """Words of a stripe: rows are cut so that field j of all words of a stripe belongs to one group."""
+        if self.granularity != "group":
+            return self.words
+        return gcd(self.words, self.group) if self.planar else self.group * self.bits // 16
+
+    # The group of field j of stripe i is (j * field_step + i * stripe_step) // group_width, for any format.
+    @property
+    def field_step(self) -> int:
+        return self.words if self.planar else 0
+
+    @property
+    def stripe_step(self) -> int:
+        return self.stripe_words * (1 if self.planar else self.fields_per_word)
+
+    @property
+    def meta_dot(self) -> bool:
+        """Whether the zeros of several groups are added by a small matrix product with the rows' metadata."""
+        return self.groups > 1 and self.meta_storage == "fp16" and self.is_int
+
+    @property
+    def shift_at(self) -> int:
+        """First metadata item that moves the codes: the zeros, or the scales of codes in excess notation."""
+        return self.zero_at if self.asym else self.scale_at
+
+    @property
+    def group_width(self) -> int:
+        return self.group if self.granularity == "group" else self.dim
+
+    @property
+    def stripes(self) -> int:
+        return self.words // self.stripe_words
+
+    @property
+    def nested(self) -> bool:
+        """Whether all fields in the upper byte of a word have one scale: kernels then unpack them as nested sums."""
+        if not self.planar or self.granularity != "group":
+            return self.planar
+        return self.stripes == 1 and self.dim // 2 // self.group == (self.dim - 1) // self.group
 
     @property
     def has_row_scale(self) -> bool:

@@ -11,6 +11,7 @@ import torch
 from kvplan_kernels.attention.decode import decode
 from kvplan_kernels.attention.reference import decode_reference
 from kvplan_kernels.cache import Cache, allocate
+from kvplan_kernels.codecs.planar import flip_top_bit
 from kvplan_kernels.store.append import append
 from kvplan_kernels.store.reference import read_reference, write_reference
 from kvplan_kernels.store.static import calibrate_cache
@@ -107,8 +108,7 @@ def _doubled_scales(small: Small) -> Check:
         plane.mul_(2)
     else:
         view = changed.layout.view("k")
-        items = 1 if view.granularity != "group" else view.dim // view.group
-        plane[..., view.scale_at : view.scale_at + items] *= 2
+        plane[..., view.scale_at : view.scale_at + view.groups] *= 2
     error = relative_error(_run(small, changed), reference(small, changed))
     moved = relative_error(reference(small, changed), reference(small, small.cache))
     passed = KERNEL.accepts(error) and moved.relative > 10 * KERNEL.relative
@@ -122,8 +122,12 @@ def _flipped_code(small: Small) -> Check:
     token, channel = _heavy_value(small)
     page = int(changed.page_table[0, token // changed.page_size])
     row = changed.codes("v")[page, 0, token % changed.page_size]
-    bits = row.view(torch.int16 if row.element_size() == 2 else torch.int8)
-    bits[channel] ^= torch.iinfo(bits.dtype).min
+    view = changed.layout.view("v")
+    if view.planar:
+        flip_top_bit(row, channel, view.bits)
+    else:
+        bits = row.view(torch.int16 if row.element_size() == 2 else torch.int8)
+        bits[channel] ^= torch.iinfo(bits.dtype).min
     group = small.tensors.q.shape[1] // changed.layout.heads
     got = (_run(small, changed) - _run(small, small.cache))[0, :group, channel]
     want = (reference(small, changed) - reference(small, small.cache))[0, :group, channel]

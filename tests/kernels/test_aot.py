@@ -18,10 +18,18 @@ INSTALLED = "installed"
 RECORDED = {
     "decode bf16 bf16": 1.070,
     "decode fp16 fp16": 1.070,
-    "decode int8 int8": 1.711,
-    "decode int8:head int8:head": 1.559,
+    "decode int8 int8": 1.715,
+    "decode int8:head int8:head": 1.562,
     "decode fp8_e4m3 fp8_e4m3": 1.469,
     "decode int8 fp8_e4m3": 1.602,
+    "decode int4 int4": 1.371,
+    "decode int4:token,asym int4:token,asym": 1.379,
+    "decode int2:token,asym int2:token,asym": 1.241,
+    "decode int8:group/32,asym int8:group/32,asym": 2.398,
+    "decode int4:group/32 int4:group/32": 2.457,
+    "decode int4:group/32,asym int4:group/32,asym": 2.422,
+    "decode int4:group/64,asym int4:group/64,asym": 1.895,
+    "decode int2:group/32,asym int2:group/32,asym": 2.465,
 }
 """Thread instructions per element of K and V in the loop, on Triton 3.6.0."""
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from kvplan_kernels.attention.reference import decode_reference, format_error
 from kvplan_kernels.codecs.grid import calibrate, decode, encode, saturated
+from kvplan_kernels.codecs.planar import flip_top_bit, pack, unpack
 from kvplan_kernels.testing import WITH_KERNEL, layout_of
 
 from kvplan.errors import UnsupportedError, UsageError
@@ -42,6 +43,40 @@ def test_asymmetric_codes_are_unsigned_bits_above_the_minimum() -> None:
     assert encoded["codes"].view(torch.uint8).flatten().tolist() == [0, 0, 1, 254, 254, 255, 128, 128]
 
 
+@pytest.mark.parametrize("bits", [2, 4])
+def test_planar_words_hold_one_channel_per_plane(bits: int) -> None:
+    """Channel j * words + w lies at bits j * bits of little-endian word w."""
+    codes = torch.randint(0, 2**bits, (3, 96), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
+    packed = pack(codes, bits)
+    assert packed.shape == (3, 96 * bits // 8) and torch.equal(unpack(packed, bits), codes)
+    words = packed.view(torch.int16).int() & 0xFFFF
+    for channel in (0, 5, 50, 95):
+        field, word = divmod(channel, words.shape[1])
+        assert torch.equal(words[:, word] >> field * bits & (1 << bits) - 1, codes[:, channel])
+    row = packed[0].clone()
+    flip_top_bit(row, 50, bits)
+    changed = unpack(row, bits) ^ codes[0]
+    assert changed.nonzero().tolist() == [[50]] and changed[50] == 1 << bits - 1
+
+
+@pytest.mark.parametrize(
+    ("spelling", "x", "scale", "zero", "stored"),
+    [
+        # Signed codes are stored in excess notation; -8 and -2 are no codes.
+        ("int4", [7, -7, 0.5, 1.5, 2.5, -0.5, -1.5, 6.5], 1.0, None, [15, 1, 8, 10, 10, 8, 6, 14]),
+        ("int2", [1, -1, 0.5, -0.5, 0.51, -0.51, 0, 1], 1.0, None, [3, 1, 2, 2, 3, 1, 2, 3]),
+        ("int4:token,asym", [-30, 0, -29, -28, -27, -1, -15, -16], 2.0, -30.0, [0, 15, 0, 1, 2, 14, 8, 7]),
+        ("int2:token,asym", [1, 4, 1.5, 2.5, 3.5, 2, 3, 1], 1.0, 1.0, [0, 3, 0, 2, 2, 1, 2, 0]),
+    ],
+)
+def test_codes_below_8_bits(spelling: str, x: list[float], scale: float, zero: float | None, stored: list[int]) -> None:
+    layout = layout_of(spelling, dims=(8, 8), heads=1)
+    encoded = encode(layout, "k", torch.tensor(x).view(1, 1, 8))
+    assert encoded["scale"].item() == scale
+    assert zero is None or encoded["zero"].item() == zero
+    assert unpack(encoded["codes"], layout.view("k").bits).flatten().tolist() == stored
+
+
 def test_fp8_is_a_saturating_cast() -> None:
     layout = layout_of("fp8_e4m3", dims=(8, 8), heads=1)
     x = torch.tensor([448.0, 449, 1e6, -torch.inf, torch.nan, -0.0, 2**-10, 0.0176]).view(1, 1, 8)
@@ -49,7 +84,13 @@ def test_fp8_is_a_saturating_cast() -> None:
     assert encoded["codes"].view(torch.uint8).flatten().tolist() == [0x7E, 0x7E, 0x7E, 0xFE, 0x00, 0x80, 0x00, 0x09]
 
 
-@pytest.mark.parametrize("spelling", ["int8", "int8,asym", "int8:group/16", "int8:channel/32,asym", "int8:head"])
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        "int8", "int8,asym", "int8:group/16", "int8:channel/32,asym", "int8:head", "int4", "int4:group/32,asym",
+        "int2:token,asym", "int2:channel/32,asym",
+    ],
+)  # fmt: skip
 def test_integer_error_is_at_most_half_a_step(spelling: str) -> None:
     x = rows(2, 64) * torch.tensor([1.0, 300.0]).view(2, 1, 1)
     layout = layout_of(spelling)
@@ -114,8 +155,10 @@ def test_calibration_covers_its_own_samples_and_no_more(spelling: str, shape: tu
 
 
 def test_refusals() -> None:
-    with pytest.raises(UnsupportedError, match="int2"):
-        encode(layout_of("int2"), "k", rows(2, 4))
+    with pytest.raises(UnsupportedError, match="fp4_e2m1"):
+        encode(layout_of("fp4_e2m1"), "k", rows(2, 4))
+    with pytest.raises(UnsupportedError, match="end inside a 16-bit word"):
+        encode(layout_of("int4", dims=(66, 66)), "k", rows(2, 4, dim=66))
     with pytest.raises(UsageError, match="static scales missing"):
         encode(layout_of("int8:head"), "k", rows(2, 4))
     with pytest.raises(UsageError, match="no multiple of the 16-token group"):
@@ -125,7 +168,13 @@ def test_refusals() -> None:
 
 
 # (relative error of K, of V, mean output error), computed independently of this project.
-REAL = {"int8": (0.0104, 0.0083, 0.0150), "int8:group/32": (0.0082, 0.0069, 0.0109)}
+REAL = {
+    "int8": (0.0104, 0.0083, 0.0150),
+    "int8:group/32": (0.0082, 0.0069, 0.0109),
+    "int4:group/32,asym": (0.0986, 0.0891, 0.1303),
+    "int4:group/64,asym": (0.1266, 0.1104, 0.1840),
+    "int2:group/32,asym": (0.5014, 0.4511, 0.8486),
+}
 
 
 @pytest.mark.parametrize("spelling", REAL)

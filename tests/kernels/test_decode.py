@@ -69,6 +69,9 @@ def assert_right(q: Tensor, cache: Cache, config: DecodeConfig | None = None) ->
         ("int8:tensor,asym", "int8:tensor,asym"), ("int8:channel", "int8:channel,asym"), ("fp8_e4m3", "fp8_e4m3"),
         ("fp8_e4m3:head", "fp8_e4m3:head"), ("fp8_e4m3:token", "fp8_e4m3:token"), ("fp8_e5m2", "fp8_e5m2:head"),
         ("int8", "fp8_e4m3"), ("int8,asym", "int8"), ("bf16", "int8"), ("int8,scale=fp32", "int8,scale=bf16"),
+        ("int4", "int2:token,asym"), ("int4:token,asym", "int4"), ("int2", "int4:channel,asym"),
+        ("int8:group/32,asym", "int4:group/16"), ("int4:group/32,asym", "int8:group/16,scale=bf16"),
+        ("int2:group/16,scale=fp32", "int2:group/32,asym"),
     ],
 )  # fmt: skip
 def test_every_format_at_every_kind_of_length(k: str, v: str) -> None:
@@ -84,6 +87,22 @@ def test_every_format_at_every_kind_of_length(k: str, v: str) -> None:
 @pytest.mark.parametrize("spelling", ["int8", "fp16"])
 def test_any_head_dim_and_any_number_of_query_heads(spelling: str, group: int, dims: tuple[int, int]) -> None:
     cache = filled(spelling, lengths=[70, 5], dims=dims)
+    assert_right(query(cache, group, torch.bfloat16), cache, SMALL)
+
+
+@pytest.mark.parametrize(
+    ("k", "v", "group", "dims"),
+    [
+        ("int4:token,asym", "int2:token,asym", 7, (112, 80)),
+        ("int2:token,asym", "int4", 4, (128, 256)),
+        # Groups that cut a plane: 24 and 48 words of four fields, groups of 32 channels.
+        ("int4:group/32,asym", "int4:group/32", 3, (96, 192)),
+        ("int8:group/16,asym", "int4:group/32,asym", 8, (112, 128)),
+        ("int2:group/32,asym", "int4:group/64,asym", 4, (128, 128)),
+    ],
+)
+def test_codes_below_8_bits_and_groups_at_any_head_dim(k: str, v: str, group: int, dims: tuple[int, int]) -> None:
+    cache = filled(k, v, lengths=[70, 5], dims=dims)
     assert_right(query(cache, group, torch.bfloat16), cache, SMALL)
 
 
@@ -104,11 +123,12 @@ def test_result_does_not_depend_on_the_number_of_programs_or_the_tile() -> None:
         assert relative_error(out, outs[0]).relative < 1e-3
 
 
-def test_garbage_beyond_the_length_never_leaks() -> None:
+@pytest.mark.parametrize(("k", "v"), [("fp8_e4m3:token", "fp16"), ("int4:group/16,asym", "int2:token,asym")])
+def test_garbage_beyond_the_length_never_leaks(k: str, v: str) -> None:
     q = None
     outs = []
     for garbage in (0xFF, 0x7C, 0x00):
-        cache = filled("fp8_e4m3:token", "fp16", lengths=[33, 100, 0], dims=(80, 80), garbage=garbage)
+        cache = filled(k, v, lengths=[33, 100, 0], dims=(80, 80), garbage=garbage)
         q = query(cache, 4) if q is None else q
         outs.append(decode(q, cache, config=SMALL))
     assert torch.equal(outs[0], outs[1]) and torch.equal(outs[0], outs[2])
@@ -128,8 +148,9 @@ def test_doubled_scales_and_a_flipped_code_change_the_output_as_the_reference_sa
     assert changed[:, 2].unique().tolist() == [5] and changed[:, 1].min() >= 4
 
 
-def test_queries_of_any_size_keep_their_precision() -> None:
-    cache = filled("int8:channel", "int8", lengths=[40, 64])
+@pytest.mark.parametrize("spelling", ["int8:channel", "int8:group/32"])
+def test_queries_of_any_size_keep_their_precision(spelling: str) -> None:
+    cache = filled(spelling, "int8", lengths=[40, 64])
     q = query(cache, 2, torch.bfloat16)
     for factor in (1e-6, 3e4):
         scaled = (q * factor).to(torch.bfloat16)
@@ -138,6 +159,11 @@ def test_queries_of_any_size_keep_their_precision() -> None:
         k, v = (lambda b, role=role: read_reference(cache, role, b).double() for role in ("k", "v"))
         wanted = decode_reference(scaled, k, v, cache.lengths, 0.125 / factor)
         assert KERNEL.accepts(relative_error(out, wanted))
+
+
+def test_logits_far_beyond_fp16_do_not_overflow() -> None:
+    cache = filled("int8:group/32", "int4:group/32,asym", lengths=[40, 64])
+    assert_right(query(cache, 2) * 1000, cache, SMALL)
 
 
 def test_not_a_number_in_a_stored_row_poisons_its_head_only() -> None:
@@ -171,14 +197,14 @@ def test_workspace_is_exactly_what_is_declared_and_can_be_reused() -> None:
 
 
 def test_default_launch_keeps_its_rules() -> None:
-    for spelling in ("bf16", "int8", "fp8_e4m3"):
+    for spelling in ("bf16", "int8", "fp8_e4m3", "int4", "int2", "int4:group/16"):
         for dim in (64, 80, 128, 256, 576):
             for group in (1, 4, 16):
                 config = default_config(layout_of(spelling, dims=(dim, dim)), 128, group)
                 assert config.num_warps * config.ctas_per_sm % 4 == 0 and 128 % config.block_tokens == 0
 
 
-@pytest.mark.parametrize("spelling", ["int8:group/32", "int8:channel/128", "fp32", "int8,recent=8"])
+@pytest.mark.parametrize("spelling", ["int4:channel/128", "int8:channel/128", "fp32", "int8,recent=8"])
 def test_formats_without_a_kernel_are_refused_by_name(spelling: str) -> None:
     layout = layout_of(spelling)
     cache = allocate(layout, num_sequences=1, max_tokens=128, page_size=128, device=DEVICE)

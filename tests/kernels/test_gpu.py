@@ -16,7 +16,10 @@ from kvplan.formats.grammar import parse_any
 from kvplan.formats.grid import Tensor, bind
 
 pytestmark = pytest.mark.gpu
-FORMATS = ["bf16", "int8", "int8:head", "fp8_e4m3", "fp8_e4m3:head"]
+FORMATS = [
+    "bf16", "int8", "int8:head", "fp8_e4m3", "fp8_e4m3:head", "int4", "int4:token,asym", "int2:token,asym",
+    "int8:group/32,asym", "int4:group/32,asym", "int2:group/32,asym",
+]  # fmt: skip
 
 
 def filled(fmt: str, batch: int, tokens: int, num_pages: int | None = None) -> tuple[Cache, torch.Tensor]:
@@ -50,7 +53,7 @@ def test_fused_decode_takes_only_its_workspace(fmt: str) -> None:
     assert declared < 0.05 * 4 * 8192 * 8 * 256 * 2
 
 
-@pytest.mark.parametrize("fmt", ["int8", "fp8_e4m3"])
+@pytest.mark.parametrize("fmt", ["int8", "fp8_e4m3", "int4:group/32,asym"])
 def test_a_graph_follows_the_lengths(fmt: str) -> None:
     """Captured once at full length, replayed after the lengths shrank: nothing of the old lengths may survive."""
     cache, q = filled(fmt, 5, 1000)

@@ -1,7 +1,7 @@
 """How a decode launch is shaped: tile, warps, stages, resident programs. One readable table.
 
-From the study on an H200 (16 bit, int8 and fp8 at head_dim 128). Two rules hold for every entry: resident warps per SM
-are a multiple of 4 and the grid is exactly SMs x programs per SM. Break either and a kernel loses 20 to 35 percent.
+From the study on an H200 (head_dim 128; `groups` is int4:group/32). Two rules hold for every entry: resident warps per
+SM are a multiple of 4 and the grid is exactly SMs x programs per SM. Break either and a kernel loses 20 to 35 percent.
 """
 
 from __future__ import annotations
@@ -55,15 +55,21 @@ TABLE = {
     "16 bit": DecodeConfig(32, 1, 3, 4),
     "int8": DecodeConfig(64, 1, 3, 4),
     "fp8": DecodeConfig(64, 1, 3, 4),
+    "int4": DecodeConfig(64, 1, 3, 8),
+    "int2": DecodeConfig(128, 1, 3, 8),
+    "groups": DecodeConfig(32, 1, 3, 8),
 }
 
 
 def format_class(layout: Layout) -> str:
-    """Row of TABLE for the wider, then the costlier of K and V."""
+    """Row of TABLE for the wider, then the costlier of K and V; groups inside a row cost registers at any width."""
     views = [layout.view(r) for r in ("k", "v")]
     if any(v.bits == 16 for v in views):
         return "16 bit"
-    return "int8" if any(v.is_int for v in views) else "fp8"
+    if any(v.groups > 1 for v in views):
+        return "groups"
+    widest = max(v.bits for v in views)
+    return f"int{widest}" if any(v.is_int and v.bits == widest for v in views) else "fp8"
 
 
 def default_config(layout: Layout, page_size: int, group: int) -> DecodeConfig:
@@ -80,6 +86,12 @@ def default_config(layout: Layout, page_size: int, group: int) -> DecodeConfig:
     if (dim > TABLE_DIM or max(LEAST_COLUMNS, group) > 8) and warps == 1:
         # Longer rows or more heads need more registers for queries and outputs than one warp has.
         warps = 2
+        # More than eight warps of some 200 registers each do not fit an SM.
+        ctas = min(ctas, 4)
+        tokens = max(32, tokens // 2) if dim > TABLE_DIM else tokens
+    if max(v.stripes * v.fields_per_word for v in map(layout.view, ("k", "v"))) > 12:
+        # Sixteen planes and more (int8 in 8 groups) spill at 32 tokens.
+        tokens = 16
     tokens = gcd(page_size, tokens)
     if tokens < 16:
         raise UnsupportedError(f"page size {page_size} is no multiple of 16", "use pages of 16, 32, 64 or 128 tokens")

@@ -16,11 +16,13 @@ from kvplan.formats.layout import Layout
 from kvplan_kernels.attention.combine import combine
 from kvplan_kernels.attention.config import DecodeConfig, default_config, padded_words
 from kvplan_kernels.attention.door import check_memory, check_query, check_supported
-from kvplan_kernels.attention.tile import NO_SCORE, attend, finish_output, load_query, word_offsets, zero_planes
+from kvplan_kernels.attention.load import load_query, shift_queries, word_offsets
+from kvplan_kernels.attention.tile import NO_SCORE, attend, finish_output, zero_planes
 from kvplan_kernels.attention.work import SCAN, busy_programs, find_request, tile_starts
 from kvplan_kernels.attention.workspace import Workspace
 from kvplan_kernels.cache import Cache
 from kvplan_kernels.codecs.grid_tiles import channels, unit_log2
+from kvplan_kernels.codecs.planar_tiles import output_plane
 from kvplan_kernels.dialect import LEAST_COLUMNS, has_dependent_launch, loop_bound
 
 LOG2_E = 1.4426950408889634
@@ -55,6 +57,7 @@ def decode_kernel(
     VW: tl.constexpr,
     K_UNIT: tl.constexpr,
     V_UNIT: tl.constexpr,
+    ONE_META: tl.constexpr,
     NATIVE_FP8: tl.constexpr,
     STAGES: tl.constexpr,
     SCAN: tl.constexpr,
@@ -64,9 +67,14 @@ def decode_kernel(
 
     Q `[B, HKV * G, K.dim]`; *_WORDS `[pages, HKV, PAGE, words]`; *_META int32 view of `[pages, HKV, PAGE, items]`;
     *_SCALE, V_ZERO `[HKV or 1, items]`; PART_OUT `[slots, G, V.dim]`, PART_LSE `[slots, G]`; PAGE_TABLE
-    `[B, max_pages]`; TILE_STARTS `[B + 1]`. `sm_scale` includes log2(e). KW, VW: words of a row, padded.
+    `[B, max_pages]`; TILE_STARTS `[B + 1]`. `sm_scale` includes log2(e). KW, VW: words of a stripe, padded.
     """
+    # One pointer for one plane, so that loads of the same words are merged.
+    if ONE_META:
+        V_META = K_META
     V_PLANES: tl.constexpr = V.fields_per_word
+    V_STRIPES: tl.constexpr = V.stripes
+    K_GROUPS: tl.constexpr = K.groups
     i_program = tl.program_id(0)
     total = tl.load(TILE_STARTS + num_requests).to(tl.int64) * HKV
     programs = busy_programs(total)
@@ -91,10 +99,15 @@ def decode_kernel(
         p_table = PAGE_TABLE + i_request.to(tl.int64) * max_pages
         q, b_qsum, b_unit = load_query(Q + i_pair * (G * K.dim), K_SCALE, i_head, K_WORDS, o_kw, o_head, K, G)
         k_factor = sm_scale * b_unit * (2.0**-K_UNIT)
-        q_sum = b_qsum * sm_scale
+        q_sum = ()
+        if K.meta_dot:
+            q_sum = shift_queries(b_qsum, b_unit, sm_scale, K)
+        else:
+            for g in tl.static_range(K_GROUPS):
+                q_sum = q_sum + (b_qsum[g] * sm_scale,)
         m = tl.full([HEADS], NO_SCORE, tl.float32)
         l = tl.zeros([8, HEADS], tl.float32)
-        acc = zero_planes(VW, HEADS, V_PLANES)
+        acc = zero_planes(VW, HEADS, V_STRIPES * V_PLANES)
         # A page is looked up one tile ahead: its latency would otherwise cost the pipeline a stage.
         i_page = tl.load(p_table + first * BN // PAGE)
         for i_tile in tl.range(loop_bound(first), loop_bound(full), num_stages=STAGES):
@@ -113,11 +126,14 @@ def decode_kernel(
         b_sum = tl.sum(l, 0)
         tl.store(PART_LSE + slot * G + o_head, m + tl.math.log2(b_sum), mask=o_head < G)
         b_inverse = 1.0 / b_sum
-        for j in tl.static_range(V_PLANES):
-            o_channel = channels(o_vw, j, V)
-            b_out = finish_output(acc[j], b_inverse, V_SCALE, V_ZERO, i_head, o_channel, o_vw < V.words, V, V_UNIT)
-            p_out = PART_OUT + (slot * G + o_head[None, :]) * V.dim + o_channel[:, None]
-            tl.store(p_out, b_out, mask=(o_head < G)[None, :] & (o_vw < V.words)[:, None])
+        m_word = o_vw < V.stripe_words
+        for i_stripe in tl.static_range(V_STRIPES):
+            for j in tl.static_range(V_PLANES):
+                o_channel = channels(o_vw, i_stripe, j, V)
+                b_out = output_plane(acc, i_stripe * V_PLANES + j, j, V)
+                b_out = finish_output(b_out, b_inverse, V_SCALE, V_ZERO, i_head, o_channel, m_word, V, V_UNIT)
+                p_out = PART_OUT + (slot * G + o_head[None, :]) * V.dim + o_channel[:, None]
+                tl.store(p_out, b_out, mask=(o_head < G)[None, :] & m_word[:, None])
         at += last - first
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
@@ -135,10 +151,11 @@ def decode_constants(layout: Layout, page_size: int, group: int, config: DecodeC
         "HEADS": max(LEAST_COLUMNS, triton.next_power_of_2(group)),
         "PAGE": page_size,
         "BN": config.block_tokens,
-        "KW": padded_words(k.words),
-        "VW": padded_words(v.words),
+        "KW": padded_words(k.stripe_words),
+        "VW": padded_words(v.stripe_words),
         "K_UNIT": unit_log2(k, native),
         "V_UNIT": unit_log2(v, native),
+        "ONE_META": k.has_row_scale and v.has_row_scale and layout.plane("k", "scale") is layout.plane("v", "scale"),
         "NATIVE_FP8": native,
         "STAGES": config.num_stages,
         "SCAN": SCAN,

@@ -16,14 +16,14 @@ def check_supported(layout: Layout) -> None:
     """Refuse by name what the kernel cannot read yet.
 
     Raises:
-        UnsupportedError: groups inside a row or over tokens, residuals, 32-bit rows, numbers without tile functions.
+        UnsupportedError: groups over tokens, residuals, 32-bit rows, numbers without tile functions.
     """
     for role in ("k", "v"):
         tensor, view = layout.tensor(role), layout.view(role)
         if not has_tiles(view) or tensor.recent:
             raise UnsupportedError(
                 f"{role} format {tensor.spelling} has no decode kernel yet",
-                "kernels read fp16, bf16, and int8 and fp8 by tensor, head, channel or token",
+                "kernels read fp16, bf16, fp8, int8, int4 and int2 by tensor, head, channel, token or group/N",
             )
 
 

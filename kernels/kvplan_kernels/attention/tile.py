@@ -1,4 +1,4 @@
-"""One tile of tokens in registers: query planes, scores, softmax step, outputs. Shared by the attention kernels.
+"""One tile of tokens in registers: scores, softmax step, outputs. Shared by the attention kernels.
 
 Tokens lie on the MMA's M axis and query heads on N: scores are `[BN, HEADS]`, outputs `[words, HEADS]`, one tile per
 plane of channels. Both K and V tiles are loaded as `[words, BN]`; other spellings cost the asynchronous copies.
@@ -7,7 +7,9 @@ plane of channels. Both K and V tiles are loaded as `[words, BN]`; other spellin
 import triton
 import triton.language as tl
 
-from kvplan_kernels.codecs.grid_tiles import centre, channels, load_meta, meta_value, scale_columns, unpack
+from kvplan_kernels.attention.load import load_meta_rows, load_row_meta, load_stripes
+from kvplan_kernels.codecs.grid_tiles import centre, meta_value, scale_columns, unpack
+from kvplan_kernels.codecs.planar_tiles import plane_weight
 from kvplan_kernels.dialect import cast, dot
 
 NO_SCORE = tl.constexpr(-1.0e30)
@@ -21,39 +23,19 @@ def attend(
     BN: tl.constexpr, K_UNIT: tl.constexpr, V_UNIT: tl.constexpr, NATIVE_FP8: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add one tile of BN tokens to the running softmax: m [HEADS], l [8, HEADS], acc planes [VW, HEADS]."""
-    K_PLANES: tl.constexpr = K.fields_per_word
-    V_PLANES: tl.constexpr = V.fields_per_word
     i_token = i_tile * BN
     row = (i_page.to(tl.int64) * HKV + i_head) * PAGE + i_token % PAGE
     m_token = o_token < length - i_token
-    b_kw = load_words(K_WORDS + row * K.words, o_k, o_kw, m_token, K, MASKED)
-    if K.has_row_scale:
-        p_meta = K_META + row * K.meta_stride // (1 if K.meta_storage == "fp32" else 2)
-        b_kmeta = load_meta(p_meta, o_token, m_token, K.scale_at, K, MASKED)
-        if K.asym:
-            b_kzero = load_meta(p_meta, o_token, m_token, K.zero_at, K, MASKED)
-    b_vw = load_words(V_WORDS + row * V.words, o_v, o_vw, m_token, V, MASKED)
-    if V.has_row_scale:
-        p_meta = V_META + row * V.meta_stride // (1 if V.meta_storage == "fp32" else 2)
-        b_vmeta = load_meta(p_meta, o_token, m_token, V.scale_at, V, MASKED)
-        if V.asym:
-            b_vzero = load_meta(p_meta, o_token, m_token, V.zero_at, V, MASKED)
+    k_words = load_stripes(K_WORDS + row * K.words, o_k, o_kw, m_token, K, MASKED)
+    k_scales, k_zeros = load_row_meta(K_META, row, o_token, m_token, K, MASKED)
+    v_words = load_stripes(V_WORDS + row * V.words, o_v, o_vw, m_token, V, MASKED)
+    v_scales, v_zeros = load_row_meta(V_META, row, o_token, m_token, V, MASKED)
 
-    # Scores [BN, HEADS], base 2.
-    k = unpack(b_kw, K, NATIVE_FP8)
-    s = tl.zeros([BN, m.shape[0]], tl.float32)
-    for j in tl.static_range(K_PLANES):
-        s = dot(tl.trans(k[j]), q[j], s)
-    if K.has_row_scale:
-        b_kscale = meta_value(b_kmeta, o_token, K.scale_at, K).to(tl.float32)
-        s = s * (b_kscale * k_factor)[:, None]
-        if K.asym:
-            s += meta_value(b_kzero, o_token, K.zero_at, K).to(tl.float32)[:, None] * q_sum[None, :]
-        elif K.is_int:
-            s -= (b_kscale * centre(K))[:, None] * q_sum[None, :]
-    else:
-        # A static zero, or the centre of static codes, moves all scores of a head alike: softmax does not see it.
-        s = s * k_factor
+    k_meta = load_meta_rows(K_META, row, o_token, m_token, K, MASKED)
+    v_meta = load_meta_rows(V_META, row, o_token, m_token, V, MASKED)
+
+    k = unpack_stripes(k_words, K, NATIVE_FP8)
+    s = scores(k, q, q_sum, k_factor, k_scales, k_zeros, k_meta, o_token, K)
     if MASKED:
         s = tl.where(m_token[:, None], s, NO_SCORE)
 
@@ -63,84 +45,101 @@ def attend(
     # Eight partial sums per head, so that the loop needs no exchange between threads for l.
     l = l * keep[None, :] + tl.sum(p.reshape(BN // 8, 8, m.shape[0]), 0)
 
-    # Outputs [VW, HEADS]; integer codes are centred tile by tile, or the matrix unit's truncation would drift.
-    if V.has_row_scale:
-        b_p = scale_columns(p, meta_value(b_vmeta, o_token, V.scale_at, V))
-    elif V.number == "bf16":
-        b_p = cast(p, tl.bfloat16)
-    else:
-        b_p = p.to(tl.float16)
-    v = unpack(b_vw, V, NATIVE_FP8)
-    new = ()
-    for j in tl.static_range(V_PLANES):
-        start = acc[j] * keep[None, :]
-        if V.is_int:
-            if V.has_row_scale and V.asym:
-                b_zero = meta_value(b_vzero, o_token, V.zero_at, V).to(tl.float32)
-                start += (tl.sum(p * b_zero[:, None], 0) * (2.0**V_UNIT))[None, :]
-            else:
-                start -= (tl.sum(b_p.to(tl.float32), 0) * (128.0 * 2.0**V_UNIT))[None, :]
-        new = new + (dot(v[j], b_p, start),)
-    return m_new, l, new
+    v = unpack_stripes(v_words, V, NATIVE_FP8)
+    acc = outputs(v, acc, p, keep, v_scales, v_zeros, v_meta, o_token, V, V_UNIT)
+    return m_new, l, acc
 
 
 @triton.jit
-def word_offsets(T: tl.constexpr, W: tl.constexpr, BN: tl.constexpr):
-    """Offsets [W, BN] of a tile's words, from its first. W: words of a row, padded."""
-    if T.words == W:
-        # One range, reshaped: addresses then differ by constants, which the compiler puts into the copy instructions.
-        # As token * words + word it would keep a register pair and two additions for each copy.
-        flat = tl.trans(tl.arange(0, BN * W).reshape(BN, W))
-        return tl.max_contiguous(tl.multiple_of(flat, (8, 1)), (8, 1))
-    else:
-        return tl.arange(0, BN)[None, :] * T.words + tl.arange(0, W)[:, None]
+def scores(k, q, q_sum, k_factor, k_scales, k_zeros, k_meta, o_token, K: tl.constexpr):
+    """Scores [BN, HEADS] in base 2, group by group of channels that share a scale.
 
-
-@triton.jit
-def load_words(p_row, o_words, o_word, m_token, T: tl.constexpr, MASKED: tl.constexpr):
-    """Tile of words [padded words, BN]; padding and rows beyond the length read 0, whatever the page holds there."""
-    PADDED: tl.constexpr = o_word.shape[0] != T.words
-    if MASKED and PADDED:
-        return tl.load(p_row + o_words, mask=m_token[None, :] & (o_word < T.words)[:, None], other=0)
-    elif MASKED:
-        return tl.load(p_row + o_words, mask=m_token[None, :], other=0)
-    elif PADDED:
-        return tl.load(p_row + o_words, mask=(o_word < T.words)[:, None], other=0)
-    else:
-        return tl.load(p_row + o_words)
-
-
-@triton.jit
-def load_query(p_query, K_SCALE, i_head, K_WORDS, o_word, o_head, K: tl.constexpr, G: tl.constexpr):
-    """Query rows of one KV head as planes [words, HEADS] in the compute dtype, divided by a power of two.
-
-    Returns (planes, sum over channels [HEADS] of the undivided rows, what the scores must be multiplied by).
-    The power of two makes the conversion of bf16 rows exact and keeps fp16 from overflowing.
+    `q_sum`: per group, [HEADS], or with `meta_dot` what `shift_queries` returns; `k_scales`, `k_zeros`: per group, [BN]
+    words of metadata.
     """
+    GROUPS: tl.constexpr = K.groups
+    STRIPES: tl.constexpr = K.stripes
     PLANES: tl.constexpr = K.fields_per_word
-    DTYPE: tl.constexpr = tl.bfloat16 if K.number == "bf16" else tl.float16
-    m_query = (o_word < K.words)[:, None] & (o_head < G)[None, :]
-    rows = ()
-    top = 0.0
-    total = tl.zeros([o_head.shape[0]], tl.float32)
-    for j in tl.static_range(PLANES):
-        o_channel = channels(o_word, j, K)
-        x = tl.load(p_query + o_head[None, :] * K.dim + o_channel[:, None], mask=m_query, other=0.0).to(tl.float32)
-        if K.static_items > 1:
-            p_scale = K_SCALE + (i_head * K.static_items if K.static_per_head else 0) + o_channel
-            x = x * tl.load(p_scale, mask=o_word < K.words, other=0.0).to(tl.float32)[:, None]
-        rows = rows + (x,)
-        top = tl.maximum(top, tl.max(tl.max(tl.abs(x), 1), 0))
-        total += tl.sum(x, 0)
-    exponent = top.to(tl.int32, bitcast=True) & 0x7F800000
-    unit = exponent.to(tl.float32, bitcast=True)
-    inverse = (0x7F000000 - exponent).to(tl.float32, bitcast=True)
+    total = tl.zeros([o_token.shape[0], q_sum[0].shape[-1]], tl.float32)
+    for g in tl.static_range(GROUPS):
+        s = tl.zeros(total.shape, tl.float32)
+        for i_stripe in tl.static_range(STRIPES):
+            for j in tl.static_range(PLANES):
+                if (j * K.field_step + i_stripe * K.stripe_step) // K.group_width == g:
+                    s = dot(tl.trans(k[i_stripe * PLANES + j]), q[i_stripe * PLANES + j], s)
+        if K.has_row_scale:
+            b_scale = meta_value(k_scales[g], o_token, K.scale_at + g, K).to(tl.float32)
+            s = s * (b_scale * k_factor)[:, None]
+            if K.meta_dot:
+                if g == 0:
+                    s += dot(k_meta, q_sum[1], dot(k_meta, q_sum[0], tl.zeros(total.shape, tl.float32))) * q_sum[2]
+            elif K.asym:
+                s += meta_value(k_zeros[g], o_token, K.zero_at + g, K).to(tl.float32)[:, None] * q_sum[g][None, :]
+            elif K.is_int:
+                s -= (b_scale * centre(K))[:, None] * q_sum[g][None, :]
+            total = s if g == 0 else total + s
+        else:
+            # A static zero, or the centre of static codes, moves all scores of a head alike: softmax ignores it.
+            total = s * k_factor
+    return total
+
+
+@triton.jit
+def outputs(v, acc, p, keep, v_scales, v_zeros, v_meta, o_token, V: tl.constexpr, V_UNIT: tl.constexpr):
+    """Planes [VW, HEADS] of the output after one more tile of probabilities `p` [BN, HEADS].
+
+    Integer codes are centred tile by tile, or the matrix unit's truncation would drift.
+    """
+    GROUPS: tl.constexpr = V.groups
+    STRIPES: tl.constexpr = V.stripes
+    PLANES: tl.constexpr = V.fields_per_word
+    weighted = ()
+    shifts = ()
+    if V.meta_dot:
+        b_items = dot(tl.trans(v_meta), p.to(tl.float16), tl.zeros([v_meta.shape[1], p.shape[1]], tl.float32))
+        o_item = tl.arange(0, v_meta.shape[1])
+    for g in tl.static_range(GROUPS):
+        if V.has_row_scale:
+            b_p = scale_columns(p, meta_value(v_scales[g], o_token, V.scale_at + g, V))
+        elif V.number == "bf16":
+            b_p = cast(p, tl.bfloat16)
+        else:
+            b_p = p.to(tl.float16)
+        weighted = weighted + (b_p,)
+        if V.meta_dot:
+            b_one = tl.sum(tl.where((o_item == V.shift_at + g)[:, None], b_items, 0.0), 0)
+            shifts = shifts + (b_one if V.asym else b_one * -centre(V),)
+        elif V.is_int:
+            if V.has_row_scale and V.asym:
+                b_zero = meta_value(v_zeros[g], o_token, V.zero_at + g, V).to(tl.float32)
+                shifts = shifts + (tl.sum(p * b_zero[:, None], 0),)
+            else:
+                shifts = shifts + (tl.sum(b_p.to(tl.float32), 0) * -(2.0 ** (V.bits - 1)),)
+    new = ()
+    for i_stripe in tl.static_range(STRIPES):
+        for j in tl.static_range(PLANES):
+            start = acc[i_stripe * PLANES + j] * keep[None, :]
+            if V.is_int:
+                b_shift = shifts[(j * V.field_step + i_stripe * V.stripe_step) // V.group_width]
+                start += (b_shift * (plane_weight(j, V) * 2.0**V_UNIT))[None, :]
+            new = new + (
+                dot(
+                    v[i_stripe * PLANES + j],
+                    weighted[(j * V.field_step + i_stripe * V.stripe_step) // V.group_width],
+                    start,
+                ),
+            )
+    return new
+
+
+@triton.jit
+def unpack_stripes(tiles, T: tl.constexpr, NATIVE_FP8: tl.constexpr):
+    """Planes of all stripes, `stripe * fields_per_word + field`."""
+    STRIPES: tl.constexpr = T.stripes
     planes = ()
-    for j in tl.static_range(PLANES):
-        planes = planes + (cast(rows[j] * inverse, DTYPE),)
-    if K.static_items == 1:
-        unit = unit * tl.load(K_SCALE + (i_head if K.static_per_head else 0)).to(tl.float32)
-    return planes, total, unit
+    for i_stripe in tl.static_range(STRIPES):
+        planes = planes + unpack(tiles[i_stripe], T, NATIVE_FP8)
+    return planes
 
 
 @triton.jit
@@ -161,7 +160,7 @@ def finish_output(acc, b_inverse, V_SCALE, V_ZERO, i_head, o_channel, m_word, V:
         b_scale = tl.load(V_SCALE + o_static, mask=m_word, other=0.0).to(tl.float32)
         b_out = b_out * b_scale[:, None]
         if V.asym:
-            # The codes were centred on 128 in the loop.
+            # The codes were centred in the loop.
             b_zero = tl.load(V_ZERO + o_static, mask=m_word, other=0.0).to(tl.float32)
-            b_out += (b_zero + 128.0 * b_scale)[:, None]
+            b_out += (b_zero + 2.0 ** (V.bits - 1) * b_scale)[:, None]
     return b_out

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from kvplan.formats.layout import Layout
 from kvplan_kernels.cache import Cache
-from kvplan_kernels.codecs.convert import decode_code, round_to, to_fp32
+from kvplan_kernels.codecs.convert import decode_code, decode_field, round_to, to_fp32
 from kvplan_kernels.codecs.limits import grid_of
-from kvplan_kernels.store.append import check_kernel, code_bits
+from kvplan_kernels.store.door import check_kernel, code_bits
 
 # Tokens per program.
 TILE_TOKENS = 32
@@ -58,30 +58,67 @@ def _read_rows(
     WIDTH: tl.constexpr = G.width
     WIDE: tl.constexpr = G.tile
     DIM: tl.constexpr = L.dim
-    for i_group in tl.static_range(GROUPS):
-        o_channel = i_group * WIDTH + tl.arange(0, WIDE)
-        m_channel = tl.arange(0, WIDE) < WIDTH
-        # (TILE, WIDE)
-        m = m_token[:, None] & m_channel[None, :]
-        x = tl.load(p_codes + o_row[:, None] * DIM + o_channel[None, :], mask=m, other=0)
-        if L.quantised:
-            x = decode_code(x, L)
-            if L.has_row_scale:
-                p_row = p_meta + o_row * L.meta_stride + i_group
-                x = x * to_fp32(tl.load(p_row + L.scale_at, mask=m_token, other=0.0))[:, None]
-                if L.asym:
-                    x = x + to_fp32(tl.load(p_row + L.zero_at, mask=m_token, other=0.0))[:, None]
-            else:
-                ITEMS: tl.constexpr = L.static_items
-                o_static = (o_channel if ITEMS > 1 else o_channel * 0) + (i_head * ITEMS if L.static_per_head else 0)
-                x = x * to_fp32(tl.load(p_scale + o_static, mask=m_channel, other=0.0))[None, :]
-                if L.asym:
-                    x = x + to_fp32(tl.load(p_zero + o_static, mask=m_channel, other=0.0))[None, :]
+    PLANAR: tl.constexpr = L.planar
+    if PLANAR:
+        _read_words(p_out, o_out, m_out, o_row, m_token, i_head, p_codes, p_meta, p_scale, p_zero, L, G, OUT)
+    else:
+        for i_group in tl.static_range(GROUPS):
+            o_channel = i_group * WIDTH + tl.arange(0, WIDE)
+            m_channel = tl.arange(0, WIDE) < WIDTH
+            # (TILE, WIDE)
+            m = m_token[:, None] & m_channel[None, :]
+            x = tl.load(p_codes + o_row[:, None] * DIM + o_channel[None, :], mask=m, other=0)
+            if L.quantised:
+                x = decode_code(x, L)
+                x = _value(x, o_channel, m_channel, o_row, m_token, i_head, p_meta, p_scale, p_zero, i_group, L)
+                x = round_to(tl.where(m, x, 0.0), OUT)
+            elif L.number != OUT:
+                x = round_to(to_fp32(x), OUT)
+            # 64-bit: the dense copy of a large batch passes 2^31 elements.
+            tl.store(p_out + o_out[:, None] * DIM + o_channel[None, :], x, mask=m_out[:, None] & m_channel[None, :])
+
+
+@triton.jit
+def _read_words(
+    p_out, o_out, m_out, o_row, m_token, i_head, p_codes, p_meta, p_scale, p_zero,
+    L: tl.constexpr, G: tl.constexpr, OUT: tl.constexpr,
+):  # fmt: skip
+    """`_read_rows` of codes below 8 bits: one load of words, then one field after the other."""
+    WORDS: tl.constexpr = L.words
+    STRIPES: tl.constexpr = L.stripes
+    STRIPE: tl.constexpr = L.stripe_words
+    FIELDS: tl.constexpr = L.fields_per_word
+    WIDTH: tl.constexpr = G.width
+    o_word = tl.arange(0, triton.next_power_of_2(STRIPE))
+    m_word = o_word < STRIPE
+    # (TILE, STRIPE padded)
+    m = m_token[:, None] & m_word[None, :]
+    for i_stripe in tl.static_range(STRIPES):
+        words = tl.load(p_codes + o_row[:, None] * WORDS + (i_stripe * STRIPE + o_word)[None, :], mask=m, other=0)
+        for j in tl.static_range(FIELDS):
+            o_channel = j * WORDS + i_stripe * STRIPE + o_word
+            x = decode_field(words, j, L, G)
+            i_group = (j * WORDS + i_stripe * STRIPE) // WIDTH
+            x = _value(x, o_channel, m_word, o_row, m_token, i_head, p_meta, p_scale, p_zero, i_group, L)
             x = round_to(tl.where(m, x, 0.0), OUT)
-        elif L.number != OUT:
-            x = round_to(to_fp32(x), OUT)
-        # 64-bit: the dense copy of a large batch passes 2^31 elements.
-        tl.store(p_out + o_out[:, None] * DIM + o_channel[None, :], x, mask=m_out[:, None] & m_channel[None, :])
+            tl.store(p_out + o_out[:, None] * L.dim + o_channel[None, :], x, mask=m_out[:, None] & m_word[None, :])
+
+
+@triton.jit
+def _value(code, o_channel, m_channel, o_row, m_token, i_head, p_meta, p_scale, p_zero, i_group, L: tl.constexpr):
+    """scale * code + zero of fp32 codes (TILE, channels), all of one group."""
+    if L.has_row_scale:
+        p_row = p_meta + o_row * L.meta_stride + i_group
+        x = code * to_fp32(tl.load(p_row + L.scale_at, mask=m_token, other=0.0))[:, None]
+        if L.asym:
+            x = x + to_fp32(tl.load(p_row + L.zero_at, mask=m_token, other=0.0))[:, None]
+    else:
+        ITEMS: tl.constexpr = L.static_items
+        o_static = (o_channel if ITEMS > 1 else o_channel * 0) + (i_head * ITEMS if L.static_per_head else 0)
+        x = code * to_fp32(tl.load(p_scale + o_static, mask=m_channel, other=0.0))[None, :]
+        if L.asym:
+            x = x + to_fp32(tl.load(p_zero + o_static, mask=m_channel, other=0.0))[None, :]
+    return x
 
 
 def scratch_bytes(layout: Layout, num_sequences: int, num_tokens: int, element_bytes: int = 2) -> int:
@@ -118,7 +155,7 @@ def launch_arguments(cache: Cache, k_out: Tensor, v_out: Tensor) -> tuple[list[A
     """(arguments, constexprs, num_warps) of the kernel; also what the ahead-of-time compile tests compile."""
     tile = min(TILE_TOKENS, triton.next_power_of_2(k_out.shape[2]))
     args = [
-        k_out, v_out, code_bits(cache.codes("k")), code_bits(cache.codes("v")), cache.meta("k"), cache.meta("v"),
+        k_out, v_out, code_bits(cache, "k"), code_bits(cache, "v"), cache.meta("k"), cache.meta("v"),
         cache.static("k"), cache.static("v"), cache.static("k", "zero"), cache.static("v", "zero"),
         cache.page_table, cache.lengths, k_out.shape[2], cache.page_table.shape[1],
     ]  # fmt: skip

@@ -39,6 +39,12 @@ def fp8_bits(q, E4M3: tl.constexpr):
 
 
 @triton.jit
+def decode_field(words, j: tl.constexpr, L: tl.constexpr, G: tl.constexpr):
+    """Field `j` of planar words (int16) -> fp32 code, excess taken off."""
+    return (((words.to(tl.int32) >> (L.bits * j)) & ((1 << L.bits) - 1)) - G.excess).to(tl.float32)
+
+
+@triton.jit
 def decode_code(bits, L: tl.constexpr):
     """int8 bits -> fp32 code, by the number of tensor view `L`: signed, unsigned (asymmetric), e4m3 or e5m2."""
     word = bits.to(tl.int32)

@@ -1,8 +1,9 @@
 """Reference codec of every number x granularity: torch, CPU or CUDA, fp32 arithmetic, read from the layout alone.
 
 Rows are head-major as in the pages: `x` is `(..., H, T, D)`. An encoded tensor is a dict from field name (`codes`,
-`scale`, `zero`) to a tensor in the field's storage dtype: codes `(..., H, T, D)`, row metadata
-`(..., H, T // tokens, items)`, static metadata `(H or 1, items)`.
+`scale`, `zero`) to a tensor in the field's storage dtype: codes `(..., H, T, D)`, below 8 bits the bytes of planar
+words `(..., H, T, D * bits // 8)` (see planar.py), row metadata `(..., H, T // tokens, items)`, static metadata
+`(H or 1, items)`.
 
 A value is `scale * code + zero`. Scales are rounded to their storage first and the codes follow from the stored ones.
 Not-a-number policy of the quantised formats: NaN is stored as 0, infinities saturate, so no code ever decodes to NaN
@@ -16,8 +17,9 @@ from torch import Tensor
 
 from kvplan.errors import UsageError
 from kvplan.formats.layout import Layout, Plane, TensorView
-from kvplan_kernels.cache import DTYPES
+from kvplan_kernels.cache import DTYPES, field_shape
 from kvplan_kernels.codecs.limits import Grid, grid_of
+from kvplan_kernels.codecs.planar import pack, unpack
 
 Encoded = dict[str, Tensor]
 
@@ -54,7 +56,10 @@ def decode(layout: Layout, role: str, encoded: Encoded) -> Tensor:
     codes = encoded["codes"]
     if not view.quantised:
         return codes.float()
-    values = codes.view(torch.uint8).float() if view.is_int and view.asym else codes.float()
+    if view.planar:
+        values = unpack(codes, view.bits).float() - grid_of(view).excess
+    else:
+        values = codes.view(torch.uint8).float() if view.is_int and view.asym else codes.float()
     values = values * _spread(view, encoded["scale"])
     return values + _spread(view, encoded["zero"]) if view.asym else values
 
@@ -121,11 +126,13 @@ def _quotient(view: TensorView, grid: Grid, x: Tensor, meta: Encoded) -> Tensor:
 
 
 def _codes(view: TensorView, grid: Grid, q: Tensor) -> Tensor:
-    """Round half to even and clip; unsigned codes are kept as the bits of an int8 tensor."""
+    """Round half to even and clip; unsigned codes of 8 bits are kept as the bits of an int8 tensor."""
     if grid.kind == "fp8":
         # Clamped first: casts beyond the range differ between torch versions and devices.
         return q.clamp(grid.low, grid.high).to(DTYPES[view.number])
     whole = q.round().clamp(grid.low, grid.high)
+    if view.planar:
+        return pack(whole.to(torch.int32) + grid.excess, view.bits)
     return whole.to(torch.uint8).view(torch.int8) if view.asym else whole.to(torch.int8)
 
 
@@ -155,9 +162,10 @@ def _checked(layout: Layout, role: str, x: Tensor, encoded: Encoded) -> Encoded:
     declared = [(p, f) for p in layout.planes for f in p.fields if f.tensor == role and p.scope in ("page", "layer")]
     assert {f.name for _, f in declared} == set(encoded), (declared, encoded.keys())
     for plane, field in declared:
-        want = _shape(plane, layout.heads, x, field.items, field.tokens)
+        items, dtype = field_shape(field)
+        want = _shape(plane, layout.heads, x, items, field.tokens)
         got = encoded[field.name]
-        if tuple(got.shape) != want or got.dtype != DTYPES[field.storage]:
+        if tuple(got.shape) != want or got.dtype != dtype:
             raise UsageError(
                 f"{role} {field.name}: layout declares {want} {field.storage}, got {tuple(got.shape)} {got.dtype}",
                 "use the static scales of this layout",

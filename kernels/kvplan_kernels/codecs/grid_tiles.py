@@ -1,9 +1,9 @@
 """Tile functions of the grid formats: words of codes to planes of values, metadata words to scales and zeros.
 
-Codes arrive as tiles of 16-bit words, two words to a 32-bit register. Word w of a row holds channels 2w (low byte) and
-2w + 1; plane j holds the channels 2w + j. Integer codes are masked out and read as fp16 SUBNORMALS: the value is
-`code * 2**unit_log2`, exact, and the matrix units take it at full speed. The power of two goes into the softmax scale
-or the output. Such a value must never be multiplied in fp16.
+Codes arrive as tiles of 16-bit words, two words to a 32-bit register. Plane j holds field j of each word: channels
+2w + j of 8-bit codes, channels j * words + w of narrower ones. Integer codes are masked out and read as fp16
+SUBNORMALS: the value is `code * weight * 2**unit_log2`, exact, and the matrix units take it at full speed. The powers
+of two go into the query, the softmax scale and the output. Such a value must never be multiplied in fp16.
 
 To add a format: its number in `unit_log2`, `unpack` and `centre`, and here only.
 """
@@ -12,32 +12,38 @@ import triton
 import triton.language as tl
 
 from kvplan.formats.layout import TensorView
-from kvplan_kernels.dialect import INTERPRET
+from kvplan_kernels.codecs.planar_tiles import unpack_int2, unpack_int4
+from kvplan_kernels.dialect import INTERPRET, as_fp16
 
-_UNIT_LOG2 = {"fp16": 0, "bf16": 0, "int8": -24, "fp8_e4m3": 0, "fp8_e5m2": 0}
+_UNIT_LOG2 = {"fp16": 0, "bf16": 0, "int8": -24, "int4": -24, "int2": -24, "fp8_e4m3": 0, "fp8_e5m2": 0}
 
 
 def has_tiles(view: TensorView) -> bool:
-    """Whether the kernels can read this tensor: its number is known here and its scales don't vary inside a row."""
-    return view.number in _UNIT_LOG2 and (view.group == 0)
+    """Whether the kernels can read this tensor: its number is known here and its scales are of whole words of a row."""
+    if view.granularity == "channel" and view.group:
+        return False
+    return view.number in _UNIT_LOG2 and view.whole_words and view.group * view.bits % 16 == 0
 
 
 def unit_log2(view: TensorView, native_fp8: bool) -> int:
-    """log2 of the value that code 1 has after `unpack`."""
+    """log2 of the value that code 1 of field 0 has after `unpack`."""
     return -8 if view.number == "fp8_e4m3" and not native_fp8 else _UNIT_LOG2[view.number]
 
 
 @triton.jit
-def channels(o_word, j: tl.constexpr, T: tl.constexpr):
-    """Channel of field `j` of each word."""
-    return o_word * T.fields_per_word + j
+def channels(o_word, i_stripe: tl.constexpr, j: tl.constexpr, T: tl.constexpr):
+    """Channel of field `j` of the words `o_word` of a stripe."""
+    if T.planar:
+        return j * T.words + i_stripe * T.stripe_words + o_word
+    else:
+        return (i_stripe * T.stripe_words + o_word) * T.fields_per_word + j
 
 
 @triton.jit
 def centre(T: tl.constexpr):
-    """Code that stands for 0 after `unpack`: signed 8-bit codes come out as code + 128."""
+    """Code that stands for 0 after `unpack`: signed codes come out in excess notation, int8 as code + 128."""
     if T.is_int and not T.asym:
-        return 128.0
+        return 2.0 ** (T.bits - 1)
     else:
         return 0.0
 
@@ -47,18 +53,16 @@ def unpack(w, T: tl.constexpr, NATIVE_FP8: tl.constexpr):
     """Words `w` [W, BN] -> tuple of `fields_per_word` planes [W, BN], fp16 (16-bit rows: their own dtype)."""
     if not T.quantised:
         return (w,)
+    elif T.number == "int4":
+        return unpack_int4(w, T.nested)
+    elif T.number == "int2":
+        return unpack_int2(w, T.nested)
     elif T.is_int:
         return unpack_int8(w, T.asym)
     elif T.number == "fp8_e5m2":
         return unpack_e5m2(w)
     else:
         return unpack_e4m3(w, NATIVE_FP8)
-
-
-@triton.jit
-def as_fp16(w):
-    """The low 16 bits of an integer tile, read as fp16."""
-    return w.to(tl.int16).to(tl.float16, bitcast=True)
 
 
 @triton.jit

@@ -13,6 +13,8 @@ from kvplan.formats.layout import TensorView
 # Largest finite magnitude of a code, and the magnitude from which a value is more than half a step beyond it.
 _FLOATS = {"fp8_e4m3": (448.0, 464.0), "fp8_e5m2": (57344.0, 61440.0)}
 
+_INTEGERS = ("int8", "int4", "int2")
+
 # Range into which a scale is clamped, per storage. The low end keeps a range of 0 from dividing by 0; in fp16 it is the
 # smallest subnormal, because even there half a step (3e-8) is finer than with the smallest normal (3e-5). The high end
 # keeps code * scale finite.
@@ -26,6 +28,8 @@ class Grid:
 
     Attributes:
         kind: `plain` (a 16- or 32-bit copy), `int` or `fp8`.
+        excess: what is added to a code before it is stored. Signed codes below 8 bits are stored in excess notation, so
+            that one mask unpacks them; signed int8 in two's complement, as other engines have it.
         divisor: scale = range / divisor, range being absmax, or max - min with a zero.
         clip_low, clip_high: (x - zero) / scale beyond these counts as saturated (half a step past the last code).
         width: channels of one head that share a scale along the row (dim unless group/N).
@@ -44,6 +48,7 @@ class Grid:
     width: int = 0
     groups: int = 1
     tile: int = 0
+    excess: int = 0
 
 
 def grid_of(view: TensorView) -> Grid:
@@ -59,11 +64,19 @@ def grid_of(view: TensorView) -> Grid:
         return Grid("plain", **shared)
     scale_min, scale_max = _SCALES[view.meta_storage]
     bounds = {"scale_min": scale_min, "scale_max": scale_max, "zero_max": _ZEROS[view.meta_storage]}
-    if view.number == "int8" and view.asym:
-        return Grid("int", 0.0, 255.0, 255.0, -0.5, 255.5, **bounds, **shared)
-    if view.number == "int8":
-        return Grid("int", -127.0, 127.0, 127.0, -127.5, 127.5, **bounds, **shared)
+    if view.planar and view.number in _INTEGERS and not view.whole_words:
+        raise UnsupportedError(
+            f"{view.number} rows of {view.dim} channels have no codec: they end inside a 16-bit word",
+            f"it needs a head_dim that is a multiple of {view.fields_per_word}",
+        )
+    if view.number in _INTEGERS and view.asym:
+        top = 2.0**view.bits - 1
+        return Grid("int", 0.0, top, top, -0.5, top + 0.5, **bounds, **shared)
+    if view.number in _INTEGERS:
+        top = 2.0 ** (view.bits - 1) - 1
+        excess = 1 << (view.bits - 1) if view.planar else 0
+        return Grid("int", -top, top, top, -top - 0.5, top + 0.5, excess=excess, **bounds, **shared)
     if view.number in _FLOATS:
         top, clip = _FLOATS[view.number]
         return Grid("fp8", -top, top, top, -clip, clip, **bounds, **shared)
-    raise UnsupportedError(f"{view.number} has a layout but no codec yet", "use a 16-bit, int8 or fp8 format")
+    raise UnsupportedError(f"{view.number} has a layout but no codec yet", "use 16 bit, int8, int4, int2 or fp8")

@@ -32,11 +32,14 @@ PAIRS = (
     ("int8:group/32,asym", "int8:group/16", 96, 80),
     ("fp8_e4m3", "fp8_e4m3", 128, 128),
     ("fp8_e4m3:head", "fp8_e5m2:token", 64, 64),
+    ("int4", "int4:token,asym", 128, 128),
+    ("int4:group/32,asym", "int4:group/32", 96, 128),
+    ("int2:token,asym", "int2:group/32,asym", 128, 128),
 )  # fmt: skip
 HEADS, PAGE, BATCH, TOKENS = 8, 128, 4, 256
 _TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
-    torch.int8: "i8", torch.int32: "i32", torch.int64: "i64",
+    torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
 }  # fmt: skip
 
 

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvplan.errors import UnsupportedError
-from kvplan.formats.layout import Layout
 from kvplan_kernels.cache import Cache
 from kvplan_kernels.codecs.convert import round_code, round_to, to_fp32
 from kvplan_kernels.codecs.limits import grid_of
+from kvplan_kernels.store.door import check_append, check_kernel, code_bits
 
 # Tokens per program of a bulk write; 32 rows of 128 channels are one coalesced 4 KiB run of codes.
 TILE_TOKENS = 32
+# Where each row is read field by field: 32 tokens then take 128 registers and spill.
+PLANAR_TILE_TOKENS = 16
 
 
 @triton.jit
@@ -67,6 +67,8 @@ def _write_rows(
     WIDE: tl.constexpr = G.tile
     DIM: tl.constexpr = L.dim
     STORAGE: tl.constexpr = L.number
+    PLANAR: tl.constexpr = L.planar
+    scales = ()
     for i_group in tl.static_range(GROUPS):
         o_channel = i_group * WIDTH + tl.arange(0, WIDE)
         # (TILE, WIDE)
@@ -74,22 +76,68 @@ def _write_rows(
         x = tl.load(p_x + o_token.to(tl.int64)[:, None] * stride_t + o_channel[None, :], mask=m, other=0.0)
         p_out = p_codes + o_row[:, None] * DIM + o_channel[None, :]
         if L.quantised:
-            x = to_fp32(x)
-            x = tl.where(x == x, x, 0.0)
+            x = to_number(x)
             if L.has_row_scale:
-                code = _encode_row_scaled(x, m, p_meta + o_row * L.meta_stride + i_group, m_token, L, G)
-            else:
-                code = _encode_static(x, m, o_channel, i_head, p_scale, p_zero, p_saturated, L, G)
-            tl.store(p_out, code, mask=m)
+                scale, zero = _row_scale(x, m, p_meta + o_row * L.meta_stride + i_group, m_token, L, G)
+                if PLANAR:
+                    scales = scales + ((scale, zero),)
+                else:
+                    tl.store(p_out, _row_codes(x, scale, zero, L, G), mask=m)
+            elif not PLANAR:
+                tl.store(p_out, _encode_static(x, m, o_channel, i_head, p_scale, p_zero, p_saturated, L, G), mask=m)
         elif p_out.dtype.element_ty == x.dtype:
             tl.store(p_out, x, mask=m)
         else:
             tl.store(p_out, round_to(to_fp32(x), STORAGE), mask=m)
+    if PLANAR:
+        _write_words(
+            p_x, stride_t, o_token, o_row, m_token, i_head, p_codes, scales, p_scale, p_zero, p_saturated, L, G
+        )
 
 
 @triton.jit
-def _encode_row_scaled(x, m, p_meta, m_token, L: tl.constexpr, G: tl.constexpr):
-    """Scale (and zero) of each row from the row itself, stored; returns the codes (TILE, WIDE)."""
+def _write_words(
+    p_x, stride_t, o_token, o_row, m_token, i_head, p_codes, scales, p_scale, p_zero, p_saturated,
+    L: tl.constexpr, G: tl.constexpr,
+):  # fmt: skip
+    """Codes below 8 bits: the channels of one field after the other are read again and put into their words.
+
+    `scales` holds (scale, zero) of each group, fp32 (TILE,); it is empty for static formats.
+    """
+    WORDS: tl.constexpr = L.words
+    STRIPES: tl.constexpr = L.stripes
+    STRIPE: tl.constexpr = L.stripe_words
+    FIELDS: tl.constexpr = L.fields_per_word
+    WIDTH: tl.constexpr = G.width
+    o_word = tl.arange(0, triton.next_power_of_2(STRIPE))
+    m = m_token[:, None] & (o_word < STRIPE)[None, :]
+    for i_stripe in tl.static_range(STRIPES):
+        # (TILE, STRIPE padded)
+        words = tl.zeros(m.shape, tl.int32)
+        for j in tl.static_range(FIELDS):
+            o_channel = j * WORDS + i_stripe * STRIPE + o_word
+            p_channel = p_x + o_token.to(tl.int64)[:, None] * stride_t + o_channel[None, :]
+            x = to_number(tl.load(p_channel, mask=m, other=0.0))
+            if L.has_row_scale:
+                group = scales[(j * WORDS + i_stripe * STRIPE) // WIDTH]
+                code = _row_codes(x, group[0], group[1], L, G)
+            else:
+                code = _encode_static(x, m, o_channel, i_head, p_scale, p_zero, p_saturated, L, G)
+            words |= (code.to(tl.int32) + G.excess) << (L.bits * j)
+        p_out = p_codes + o_row[:, None] * WORDS + (i_stripe * STRIPE + o_word)[None, :]
+        tl.store(p_out, words.to(tl.int16), mask=m)
+
+
+@triton.jit
+def to_number(x):
+    """Rows in fp32, NaN as 0."""
+    x = to_fp32(x)
+    return tl.where(x == x, x, 0.0)
+
+
+@triton.jit
+def _row_scale(x, m, p_meta, m_token, L: tl.constexpr, G: tl.constexpr):
+    """Scale and zero of each row from the row itself, stored; returns what was stored as fp32, (TILE,) each."""
     STORAGE: tl.constexpr = L.meta_storage
     if L.asym:
         # + 0.0 makes -0 into 0: which of the two is the minimum depends on the order of reduction.
@@ -97,15 +145,24 @@ def _encode_row_scaled(x, m, p_meta, m_token, L: tl.constexpr, G: tl.constexpr):
         high = tl.where(m_token, tl.max(tl.where(m, x, float("-inf")), 1), 0.0)
         zero = round_to(tl.minimum(tl.maximum(low, -G.zero_max), G.zero_max), STORAGE)
         tl.store(p_meta + L.zero_at, zero, mask=m_token)
+        zero = to_fp32(zero)
         # A row of one infinity has no range: inf - inf, and devices differ in what a minimum makes of NaN.
         span = tl.where(high == low, 0.0, high - low)
-        x = x - to_fp32(zero)[:, None]
     else:
         span = tl.max(tl.abs(x), 1)
+        zero = tl.zeros(span.shape, tl.float32)
     scale = tl.div_rn(span, tl.full(span.shape, G.divisor, tl.float32))
     scale = round_to(tl.minimum(tl.maximum(scale, G.scale_min), G.scale_max), STORAGE)
     tl.store(p_meta + L.scale_at, scale, mask=m_token)
-    return round_code(tl.div_rn(x, tl.broadcast_to(to_fp32(scale)[:, None], x.shape)), G)
+    return to_fp32(scale), zero
+
+
+@triton.jit
+def _row_codes(x, scale, zero, L: tl.constexpr, G: tl.constexpr):
+    """Codes (TILE, WIDE) of rows with the scale and zero that were stored."""
+    if L.asym:
+        x = x - zero[:, None]
+    return round_code(tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape)), G)
 
 
 @triton.jit
@@ -152,7 +209,7 @@ def append(
         ValueError: shapes, dtypes, strides or capacity that do not fit.
     """
     check_kernel(cache.layout)
-    _check_door(cache, k, v, counts, max_length, saturated)
+    check_append(cache, k, v, counts, max_length, saturated)
     batch, tokens, heads, _ = k.shape
     if tokens == 0 or batch == 0:
         return
@@ -166,9 +223,10 @@ def launch_arguments(
     cache: Cache, k: Tensor, v: Tensor, counts: Tensor | None, saturated: Tensor | None
 ) -> tuple[list[Any], dict[str, Any], int]:
     """(arguments, constexprs, num_warps) of the kernel; also what the ahead-of-time compile tests compile."""
-    tile = min(TILE_TOKENS, triton.next_power_of_2(k.shape[1]))
+    planar = any(cache.layout.view(role).planar for role in ("k", "v"))
+    tile = min(PLANAR_TILE_TOKENS if planar else TILE_TOKENS, triton.next_power_of_2(k.shape[1]))
     args = [
-        k, v, code_bits(cache.codes("k")), code_bits(cache.codes("v")), cache.meta("k"), cache.meta("v"),
+        k, v, code_bits(cache, "k"), code_bits(cache, "v"), cache.meta("k"), cache.meta("v"),
         cache.static("k"), cache.static("v"), cache.static("k", "zero"), cache.static("v", "zero"),
         cache.page_table, cache.lengths, counts, saturated,
         *k.stride()[:3], *v.stride()[:3], k.shape[1], cache.page_table.shape[1],
@@ -177,49 +235,3 @@ def launch_arguments(
     constants = {"K": k_view, "V": v_view, "KG": grid_of(k_view), "VG": grid_of(v_view)}
     constants |= {"HKV": cache.layout.heads, "PAGE": cache.page_size, "TILE": tile}
     return args, constants, 4 if tile > 4 else 1
-
-
-def check_kernel(layout: Layout) -> None:
-    """Refuse a layout whose K or V has no write kernel.
-
-    Raises:
-        UnsupportedError: naming the format.
-    """
-    for role in ("k", "v"):
-        tensor = layout.tensor(role)
-        grid_of(layout.view(role))
-        if tensor.recent or (tensor.granularity == "channel" and tensor.group):
-            raise UnsupportedError(
-                f"format {tensor.spelling} has no write kernel yet", "formats without recent= and channel/N have one"
-            )
-
-
-def code_bits(codes: Tensor) -> Tensor:
-    """8-bit codes as int8 whatever their storage; wider ones unchanged."""
-    return codes.view(torch.int8) if codes.element_size() == 1 else codes
-
-
-def _check_door(
-    cache: Cache, k: Tensor, v: Tensor, counts: Tensor | None, max_length: int | None, saturated: Tensor | None
-) -> None:
-    cache.check()
-    batch, heads = cache.num_sequences, cache.layout.heads
-    for role, x in (("k", k), ("v", v)):
-        dim = cache.layout.tensor(role).dim
-        if x.dim() != 4 or x.shape[:1] + x.shape[2:] != (batch, heads, dim) or x.shape[1] != k.shape[1]:
-            raise ValueError(f"{role}: want ({batch}, T, {heads}, {dim}), got {tuple(x.shape)}")
-        if x.dtype not in (torch.float16, torch.bfloat16, torch.float32) or x.stride(-1) != 1:
-            raise ValueError(f"{role}: want fp16, bf16 or fp32 rows of contiguous channels, got {x.dtype} {x.stride()}")
-    capacity = cache.page_table.shape[1] * cache.page_size
-    need = k.shape[1] if max_length is None and counts is None else max_length or 0
-    if need > capacity:
-        raise ValueError(f"{need} tokens do not fit the {capacity} that the page table holds")
-    _check_vector("page_table", cache.page_table, torch.int32, (batch, cache.page_table.shape[1]))
-    _check_vector("lengths", cache.lengths, torch.int32, (batch,))
-    _check_vector("counts", counts, torch.int32, (batch,))
-    _check_vector("saturated", saturated, torch.int64, (2, heads))
-
-
-def _check_vector(name: str, x: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    if x is not None and (x.dtype != dtype or tuple(x.shape) != shape or not x.is_contiguous()):
-        raise ValueError(f"{name}: want contiguous {dtype} {shape}, got {x.dtype} {tuple(x.shape)}")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kvplan.formats.layout import Plane
-from kvplan_kernels.cache import Cache
+from kvplan_kernels.cache import Cache, field_shape
 from kvplan_kernels.codecs.grid import decode, encode
 from kvplan_kernels.codecs.grid import saturated as count_saturated
 from kvplan_kernels.store.static import get_static
@@ -95,7 +95,7 @@ def _gather(cache: Cache, plane: Plane, role: str, name: str, sequence: int, uni
     page, slot = _place(cache, plane, sequence, unit)
     stored = cache.planes[plane.name]
     item = plane.offset(role, name)
-    items = next(f.items for f in plane.fields if (f.tensor, f.name) == (role, name))
+    items = next(field_shape(f)[0] for f in plane.fields if (f.tensor, f.name) == (role, name))
     found = _as_bits(stored)[page, :, slot, item : item + items].transpose(0, 1).contiguous()
     return found.view(stored.dtype)
 

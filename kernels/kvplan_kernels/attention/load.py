@@ -1,0 +1,147 @@
+"""What a program of the attention kernels loads: query planes once, words and metadata of each tile of tokens.
+
+Tiles of words are `[words, BN]`, one per stripe of the row. Padding and rows beyond the length read 0, whatever the
+page holds there.
+"""
+
+import triton
+import triton.language as tl
+
+from kvplan_kernels.codecs.grid_tiles import centre, channels, load_meta
+from kvplan_kernels.codecs.planar_tiles import query_plane
+from kvplan_kernels.dialect import cast
+
+
+@triton.jit
+def load_meta_rows(META, row, o_token, m_token, T: tl.constexpr, MASKED: tl.constexpr):
+    """Metadata of the tile's rows, all items [BN, items padded], fp16; 0 where none is needed."""
+    if T.meta_dot:
+        ITEMS: tl.constexpr = triton.next_power_of_2(T.meta_stride) if T.meta_stride > 16 else 16
+        o_item = tl.arange(0, ITEMS)
+        p_item = META.to(tl.pointer_type(tl.float16)) + row * T.meta_stride
+        p_item += o_item[:, None] + o_token[None, :] * T.meta_stride
+        if MASKED:
+            m_item = m_token[None, :] & (o_item < T.meta_stride)[:, None]
+            return tl.trans(tl.load(p_item, mask=m_item, other=0.0))
+        elif T.meta_stride < ITEMS:
+            return tl.trans(tl.load(p_item, mask=(o_item < T.meta_stride)[:, None], other=0.0))
+        else:
+            return tl.trans(tl.load(p_item))
+    else:
+        return 0
+
+
+@triton.jit
+def shift_queries(q_sum, b_unit, sm_scale, K: tl.constexpr):
+    """(high, low, factor): the zeros' part of the scores is the rows of metadata times (high + low), times `factor`.
+
+    high, low: [items, HEADS], fp16, of the query divided by `b_unit` so that no query overflows them.
+    """
+    ITEMS: tl.constexpr = triton.next_power_of_2(K.meta_stride) if K.meta_stride > 16 else 16
+    GROUPS: tl.constexpr = K.groups
+    o_item = tl.arange(0, ITEMS)
+    # Sums of up to 256 values below 2, times 128: a 16th of that fits.
+    inverse = tl.where(b_unit > 0, 0.0625 / b_unit, 0.0)
+    total = tl.zeros([ITEMS, q_sum[0].shape[0]], tl.float32)
+    for g in tl.static_range(GROUPS):
+        total = tl.where((o_item == K.shift_at + g)[:, None], q_sum[g][None, :] * inverse, total)
+    if not K.asym:
+        total = total * -centre(K)
+    high = total.to(tl.float16)
+    return high, (total - high.to(tl.float32)).to(tl.float16), b_unit * sm_scale * 16.0
+
+
+@triton.jit
+def word_offsets(T: tl.constexpr, W: tl.constexpr, BN: tl.constexpr):
+    """Offsets [W, BN] of a tile's words, from its first. W: words of a row, padded."""
+    if T.words == W:
+        # One range, reshaped: addresses then differ by constants, which the compiler puts into the copy instructions.
+        # As token * words + word it would keep a register pair and two additions for each copy.
+        flat = tl.trans(tl.arange(0, BN * W).reshape(BN, W))
+        return tl.max_contiguous(tl.multiple_of(flat, (8, 1)), (8, 1))
+    else:
+        return tl.arange(0, BN)[None, :] * T.words + tl.arange(0, W)[:, None]
+
+
+@triton.jit
+def load_stripes(p_row, o_words, o_word, m_token, T: tl.constexpr, MASKED: tl.constexpr):
+    """One tile of words per stripe; a row has several stripes where groups are narrower than planes."""
+    STRIPES: tl.constexpr = T.stripes
+    tiles = ()
+    for i_stripe in tl.static_range(STRIPES):
+        tiles = tiles + (load_words(p_row + i_stripe * T.stripe_words, o_words, o_word, m_token, T, MASKED),)
+    return tiles
+
+
+@triton.jit
+def load_words(p_row, o_words, o_word, m_token, T: tl.constexpr, MASKED: tl.constexpr):
+    """Tile of words [padded words, BN]; padding and rows beyond the length read 0, whatever the page holds there."""
+    PADDED: tl.constexpr = o_word.shape[0] != T.stripe_words
+    if MASKED and PADDED:
+        return tl.load(p_row + o_words, mask=m_token[None, :] & (o_word < T.stripe_words)[:, None], other=0)
+    elif MASKED:
+        return tl.load(p_row + o_words, mask=m_token[None, :], other=0)
+    elif PADDED:
+        return tl.load(p_row + o_words, mask=(o_word < T.stripe_words)[:, None], other=0)
+    else:
+        return tl.load(p_row + o_words)
+
+
+@triton.jit
+def load_row_meta(META, row, o_token, m_token, T: tl.constexpr, MASKED: tl.constexpr):
+    """(scales, zeros): per group the words of metadata [BN] of the tile that begins at `row`; empty without."""
+    GROUPS: tl.constexpr = T.groups
+    scales = ()
+    zeros = ()
+    if T.has_row_scale:
+        p_meta = META + row * T.meta_stride // (1 if T.meta_storage == "fp32" else 2)
+        for g in tl.static_range(GROUPS):
+            scales = scales + (load_meta(p_meta, o_token, m_token, T.scale_at + g, T, MASKED),)
+        if T.asym and not T.meta_dot:
+            for g in tl.static_range(GROUPS):
+                zeros = zeros + (load_meta(p_meta, o_token, m_token, T.zero_at + g, T, MASKED),)
+    return scales, zeros
+
+
+@triton.jit
+def load_query(p_query, K_SCALE, i_head, K_WORDS, o_word, o_head, K: tl.constexpr, G: tl.constexpr):
+    """Query rows of one KV head as planes [words, HEADS] in the compute dtype, divided by a power of two.
+
+    Returns (planes, per group the sum over its channels [HEADS] of the undivided rows, what the scores must be
+    multiplied by). The power of two makes the conversion of bf16 rows exact and keeps fp16 from overflowing.
+    """
+    STRIPES: tl.constexpr = K.stripes
+    PLANES: tl.constexpr = K.fields_per_word
+    GROUPS: tl.constexpr = K.groups
+    DTYPE: tl.constexpr = tl.bfloat16 if K.number == "bf16" else tl.float16
+    m_query = (o_word < K.stripe_words)[:, None] & (o_head < G)[None, :]
+    rows = ()
+    top = 0.0
+    for i_stripe in tl.static_range(STRIPES):
+        for j in tl.static_range(PLANES):
+            o_channel = channels(o_word, i_stripe, j, K)
+            p_row = p_query + o_head[None, :] * K.dim + o_channel[:, None]
+            x = tl.load(p_row, mask=m_query, other=0.0).to(tl.float32)
+            if K.static_items > 1:
+                p_scale = K_SCALE + (i_head * K.static_items if K.static_per_head else 0) + o_channel
+                x = x * tl.load(p_scale, mask=o_word < K.words, other=0.0).to(tl.float32)[:, None]
+            rows = rows + (x,)
+            top = tl.maximum(top, tl.max(tl.max(tl.abs(x), 1), 0))
+    sums = ()
+    for g in tl.static_range(GROUPS):
+        total = tl.zeros([o_head.shape[0]], tl.float32)
+        for i_stripe in tl.static_range(STRIPES):
+            for j in tl.static_range(PLANES):
+                if (j * K.field_step + i_stripe * K.stripe_step) // K.group_width == g:
+                    total += tl.sum(rows[i_stripe * PLANES + j], 0)
+        sums = sums + (total,)
+    exponent = top.to(tl.int32, bitcast=True) & 0x7F800000
+    unit = exponent.to(tl.float32, bitcast=True)
+    inverse = (0x7F000000 - exponent).to(tl.float32, bitcast=True)
+    planes = ()
+    for i_stripe in tl.static_range(STRIPES):
+        for j in tl.static_range(PLANES):
+            planes = planes + (cast(query_plane(rows, i_stripe * PLANES + j, j, K) * inverse, DTYPE),)
+    if K.static_items == 1:
+        unit = unit * tl.load(K_SCALE + (i_head if K.static_per_head else 0)).to(tl.float32)
+    return planes, sums, unit

@@ -1,0 +1,60 @@
+"""The door of the write launchers: what a call must bring, checked before anything is launched."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kvplan.errors import UnsupportedError
+from kvplan.formats.layout import Layout
+from kvplan_kernels.cache import Cache
+from kvplan_kernels.codecs.limits import grid_of
+
+
+def check_kernel(layout: Layout) -> None:
+    """Refuse a layout whose K or V has no write kernel.
+
+    Raises:
+        UnsupportedError: naming the format.
+    """
+    for role in ("k", "v"):
+        tensor = layout.tensor(role)
+        grid_of(layout.view(role))
+        if tensor.recent or (tensor.granularity == "channel" and tensor.group):
+            raise UnsupportedError(
+                f"format {tensor.spelling} has no write kernel yet", "formats without recent= and channel/N have one"
+            )
+
+
+def code_bits(cache: Cache, role: str) -> Tensor:
+    """8-bit codes as int8 whatever their storage, narrower ones as int16 words, wider ones unchanged."""
+    if cache.layout.view(role).planar:
+        return cache.words(role)
+    codes = cache.codes(role)
+    return codes.view(torch.int8) if codes.element_size() == 1 else codes
+
+
+def check_append(
+    cache: Cache, k: Tensor, v: Tensor, counts: Tensor | None, max_length: int | None, saturated: Tensor | None
+) -> None:
+    cache.check()
+    batch, heads = cache.num_sequences, cache.layout.heads
+    for role, x in (("k", k), ("v", v)):
+        dim = cache.layout.tensor(role).dim
+        if x.dim() != 4 or x.shape[:1] + x.shape[2:] != (batch, heads, dim) or x.shape[1] != k.shape[1]:
+            raise ValueError(f"{role}: want ({batch}, T, {heads}, {dim}), got {tuple(x.shape)}")
+        if x.dtype not in (torch.float16, torch.bfloat16, torch.float32) or x.stride(-1) != 1:
+            raise ValueError(f"{role}: want fp16, bf16 or fp32 rows of contiguous channels, got {x.dtype} {x.stride()}")
+    capacity = cache.page_table.shape[1] * cache.page_size
+    need = k.shape[1] if max_length is None and counts is None else max_length or 0
+    if need > capacity:
+        raise ValueError(f"{need} tokens do not fit the {capacity} that the page table holds")
+    _check_vector("page_table", cache.page_table, torch.int32, (batch, cache.page_table.shape[1]))
+    _check_vector("lengths", cache.lengths, torch.int32, (batch,))
+    _check_vector("counts", counts, torch.int32, (batch,))
+    _check_vector("saturated", saturated, torch.int64, (2, heads))
+
+
+def _check_vector(name: str, x: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    if x is not None and (x.dtype != dtype or tuple(x.shape) != shape or not x.is_contiguous()):
+        raise ValueError(f"{name}: want contiguous {dtype} {shape}, got {x.dtype} {tuple(x.shape)}")
