@@ -63,15 +63,15 @@ def _checks(result: FormatResult) -> str:
 
 
 def _times(report: ValidationReport) -> Table:
-    table = _table("format", "decode", "unfused", "rate", "of roof", "x 16 bit", "fusion")
+    table = _table("format", "decode us", "unfused us", "TB/s", "of roof", "x 16 bit", "fusion")
     for result in report.results:
         t = result.times
         if t is None:
             continue
-        unfused = "-" if t.unfused_seconds is None else _micro(t.unfused_seconds)
+        unfused = "-" if t.unfused_seconds is None else f"{t.unfused_seconds * 1e6:.1f}"
         fusion = "-" if t.fusion_gain is None else f"{t.fusion_gain:.2f}x"
-        rate = (_rate(t.bytes_per_second), f"{t.roof_share:.1%}", f"{t.speedup:.2f}x")
-        table.add_row(*(Text(cell) for cell in (result.format, _micro(t.fused_seconds), unfused, *rate, fusion)))
+        rate = (f"{t.bytes_per_second / 1e12:.2f}", f"{t.roof_share:.1%}", f"{t.speedup:.2f}x")
+        table.add_row(*(Text(cell) for cell in (result.format, f"{t.fused_seconds * 1e6:.1f}", unfused, *rate, fusion)))
     return table
 
 

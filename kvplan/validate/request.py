@@ -8,6 +8,7 @@ from kvplan_kernels.codecs.limits import grid_of
 
 from kvplan.errors import UnsupportedError, UsageError
 from kvplan.formats.grammar import PLAIN, Pair, parse_kv
+from kvplan.formats.layout import Layout
 from kvplan.specs.model import ModelSpec
 from kvplan.units import cdiv, check_count, format_bytes
 from kvplan.validate.report import ValidationRequest
@@ -58,8 +59,7 @@ def make_request(
     chosen = list(dict.fromkeys([dtype, *(_checked(f, dtype) for f in (formats or CANDIDATES))]))
     plans = [planned(spec, f, context, batch, page_size) for f in chosen]
     for plan in plans:
-        for role in ("k", "v"):
-            grid_of(plan.group(choose_group(spec).name).layout.view(role))
+        _check_kernels(plan.group(choose_group(spec).name).layout)
     return ValidationRequest(
         model=spec.id,
         context=context,
@@ -82,6 +82,22 @@ def _checked(text: str, dtype: str) -> str:
     if isinstance(fmt, Pair) or fmt.spelling.startswith("fp32"):
         raise UnsupportedError(f"format {fmt.spelling} has no kernel yet", "use int8 or fp8_e4m3")
     return dtype if fmt.spelling in PLAIN else fmt.spelling
+
+
+def _check_kernels(layout: Layout) -> None:
+    """Refuse before anything runs what no kernel can write or read yet.
+
+    Raises:
+        UnsupportedError: naming the format.
+    """
+    for role in ("k", "v"):
+        tensor = layout.tensor(role)
+        grid_of(layout.view(role))
+        if tensor.recent:
+            raise UnsupportedError(
+                f"format {tensor.spelling} has no kernel yet",
+                "formats without recent rows (recent=, channel/N) have one",
+            )
 
 
 def memory_needed(request: ValidationRequest, spec: ModelSpec) -> int:
