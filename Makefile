@@ -27,8 +27,9 @@ types: $(VENV)/.dev
 contracts: $(VENV)/.dev
 	$(BIN)/lint-imports
 
+# loadfile: a file stays on one worker, so that what it compiles or runs once is not done twice.
 unit: $(VENV)/.dev $(OLDEST)/.done $(NEWEST)/.done
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 $(VENV)/.core: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
