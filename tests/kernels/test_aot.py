@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
-from functools import cache
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-REPO = Path(__file__).resolve().parents[2]
-INSTALLED = "installed"
+CompileAhead = Callable[[str, str], dict[str, Any]]
 RECORDED = {
     "decode bf16 bf16": 1.070,
     "decode fp16 fp16": 1.070,
@@ -34,30 +27,10 @@ RECORDED = {
 """Thread instructions per element of K and V in the loop, on Triton 3.6.0."""
 
 
-def tritons() -> list[str]:
-    """Folders that hold another Triton each: KVPLAN_TRITON_DIRS, else what `make` put under .triton."""
-    named = os.environ.get("KVPLAN_TRITON_DIRS")
-    folders = named.split(os.pathsep) if named else [str(p) for p in sorted((REPO / ".triton").glob("*"))]
-    return [INSTALLED, *(f for f in folders if (Path(f) / "triton").is_dir())]
-
-
-@cache
-def compiled(folder: str) -> dict[str, Any]:
-    """What `aot_check` prints with the Triton of a folder."""
-    path = [] if folder == INSTALLED else [folder]
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join([*path, str(REPO), str(REPO / "kernels")])
-    with tempfile.TemporaryDirectory() as fresh:
-        environment["TRITON_CACHE_DIR"] = fresh
-        command = [sys.executable, "-m", "kvplan_kernels.aot_check"]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
-
-
-@pytest.mark.parametrize("folder", tritons())
-def test_kernels_compile_to_asynchronous_copies_and_matrix_instructions(folder: str) -> None:
-    found = compiled(folder)
+def test_kernels_compile_to_asynchronous_copies_and_matrix_instructions(
+    compile_ahead: CompileAhead, triton_folder: str
+) -> None:
+    found = compile_ahead("kvplan_kernels.aot_check", triton_folder)
     oldest = found["triton"].startswith("3.4.")
     for kernel in found["kernels"]:
         if kernel["kernel"] == "combine":
@@ -70,8 +43,8 @@ def test_kernels_compile_to_asynchronous_copies_and_matrix_instructions(folder: 
         assert oldest or kernel["spills"] == 0, kernel
 
 
-def test_loop_is_as_long_as_recorded_on_the_pinned_triton() -> None:
-    found = compiled(INSTALLED)
+def test_loop_is_as_long_as_recorded_on_the_pinned_triton(compile_ahead: CompileAhead) -> None:
+    found = compile_ahead("kvplan_kernels.aot_check", "installed")
     if found["triton"] != "3.6.0":
         pytest.skip("instruction counts are recorded for Triton 3.6.0")
     counts = {k["kernel"]: k["per_element"] for k in found["kernels"]}
