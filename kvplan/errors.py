@@ -70,12 +70,6 @@ class NoDeviceError(KvplanError):
     exit_code = ExitCode.NO_DEVICE
 
 
-class CheckFailedError(KvplanError):
-    """A correctness check is red."""
-
-    exit_code = ExitCode.CHECK_FAILED
-
-
 def nearest(value: str, options: Iterable[str]) -> str | None:
     """The option closest in spelling to `value`, or None when nothing is close."""
     matches = difflib.get_close_matches(value.lower(), list(options), n=1, cutoff=0.5)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvplan.formats.grammar import PLAIN
+from kvplan.formats.layout import BoundTensor
 from kvplan.memory.groups import DTYPES, roles
 from kvplan.plan import PlanRequest, compose, resolve
 from kvplan.plan.resolve import Resolved
-from kvplan.recommend.evidence import below_eight_bits, expected_kl
+from kvplan.recommend.evidence import RANKED_NUMBERS, expected_kl
 from kvplan.recommend.timemodel import attention_seconds
 from kvplan.recommend.types import Candidate, RecommendRequest
 from kvplan.specs.device import DeviceSpec
@@ -49,7 +50,7 @@ def _candidate(
     kl = _evidence(echo, native)
     seconds = attention_seconds(resolved.groups, request.context, request.concurrency, device)
     untimed = seconds is None and echo.k is not None
-    low = any(below_eight_bits(f) for f in (echo.k, echo.v, echo.latent) if f)
+    low = any(t.number not in RANKED_NUMBERS for t in _tensors(resolved))
     return Candidate(
         k=echo.k,
         v=echo.v,
@@ -66,6 +67,11 @@ def _candidate(
     )
 
 
+def _tensors(resolved: Resolved) -> list[BoundTensor]:
+    """The tensors that a candidate's formats store."""
+    return [t for g in resolved.groups for t in g.layout.tensors if g.role in ("kv", "latent")]
+
+
 def _evidence(echo: PlanRequest, native: str) -> float | None:
     if echo.k is not None and echo.v is not None:
         return expected_kl(echo.k, echo.v, native)
@@ -75,7 +81,7 @@ def _evidence(echo: PlanRequest, native: str) -> float | None:
 
 def _reason(resolved: Resolved, device: DeviceSpec, low: bool, kl: float | None, untimed: bool) -> str:
     """What speaks for and against, in one line with the bytes of a (token, head)."""
-    tensors = [t for g in resolved.groups for t in g.layout.tensors if g.role in ("kv", "latent")]
+    tensors = _tensors(resolved)
     if not tensors:
         return "states only: a KV format has no effect"
     parts = [_row_text(resolved)]

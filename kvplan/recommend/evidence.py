@@ -8,7 +8,11 @@ Spearman 0.997; the size of KL does not carry over to other models.
 
 from __future__ import annotations
 
+from kvplan.formats.grammar import FP8, PLAIN
+
 BASIS = "KL on SmolLM2-135M, another model: gives the order of formats, not the size of the loss"
+RANKED_NUMBERS = (*PLAIN, "int8", *FP8)
+"""Numbers of 8 bits and more; the quality of fewer is not established."""
 
 _K_ONLY = {
     "int8:group/32": 0.00032,
@@ -30,14 +34,9 @@ _V_ONLY = {
     "int8:channel": 0.00082,
     "fp8_e5m2": 0.00221,
 }
-_LOW_BITS = ("int2", "int3", "int4", "int5", "int6", "fp4", "lm", "kivi")
 
 
 def expected_kl(k: str, v: str, native: str) -> float | None:
     """KL of a pair on the studied model; 0 for the native dtype, None where nothing was measured."""
     parts = (0.0 if k == native else _K_ONLY.get(k), 0.0 if v == native else _V_ONLY.get(v))
     return None if parts[0] is None or parts[1] is None else parts[0] + parts[1]
-
-
-def below_eight_bits(spelling: str) -> bool:
-    return spelling.startswith(_LOW_BITS)

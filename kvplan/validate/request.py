@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvplan_kernels.codecs.limits import grid_of
+from kvplan_kernels.codecs.limits import check_kernel
 
 from kvplan.errors import UnsupportedError, UsageError
 from kvplan.formats.grammar import PLAIN, Pair, parse_kv
-from kvplan.formats.layout import Layout
 from kvplan.specs.model import ModelSpec
 from kvplan.units import cdiv, check_count, format_bytes
 from kvplan.validate.report import ValidationRequest
@@ -55,11 +54,11 @@ def make_request(
         raise UnsupportedError(
             f"{spec.id} is {spec.native_dtype}; the kernels read fp16 and bf16 rows", "pick a 16-bit model"
         )
-    choose_group(spec)
+    group = choose_group(spec)
     chosen = list(dict.fromkeys([dtype, *(_checked(f, dtype) for f in (formats or CANDIDATES))]))
     plans = [planned(spec, f, context, batch, page_size) for f in chosen]
     for plan in plans:
-        _check_kernels(plan.group(choose_group(spec).name).layout)
+        check_kernel(plan.group(group.name).layout)
     return ValidationRequest(
         model=spec.id,
         context=context,
@@ -82,22 +81,6 @@ def _checked(text: str, dtype: str) -> str:
     if isinstance(fmt, Pair) or fmt.spelling.startswith("fp32"):
         raise UnsupportedError(f"format {fmt.spelling} has no kernel yet", "use int8 or fp8_e4m3")
     return dtype if fmt.spelling in PLAIN else fmt.spelling
-
-
-def _check_kernels(layout: Layout) -> None:
-    """Refuse before anything runs what no kernel can write or read yet.
-
-    Raises:
-        UnsupportedError: naming the format.
-    """
-    for role in ("k", "v"):
-        tensor = layout.tensor(role)
-        grid_of(layout.view(role))
-        if tensor.recent:
-            raise UnsupportedError(
-                f"format {tensor.spelling} has no kernel yet",
-                "formats without recent rows (recent=, channel/N) have one",
-            )
 
 
 def memory_needed(request: ValidationRequest, spec: ModelSpec) -> int:

@@ -7,7 +7,7 @@ import torch
 from kvplan_kernels.attention.decode import check_supported
 from kvplan_kernels.cache import allocate, make_planes, plane_dtype, plane_shape
 from kvplan_kernels.codecs.grid import encode
-from kvplan_kernels.store.door import check_kernel
+from kvplan_kernels.codecs.limits import check_kernel
 
 from kvplan.errors import UnsupportedError, UsageError
 from kvplan.formats.grammar import NAMES, parse_any

@@ -16,8 +16,8 @@ from torch import Tensor
 from kvplan.formats.layout import Layout
 from kvplan_kernels.cache import Cache
 from kvplan_kernels.codecs.convert import decode_code, decode_field, round_to, to_fp32
-from kvplan_kernels.codecs.limits import grid_of
-from kvplan_kernels.store.door import check_kernel, code_bits
+from kvplan_kernels.codecs.limits import check_kernel, grid_of
+from kvplan_kernels.store.door import code_bits
 
 # Tokens per program.
 TILE_TOKENS = 32

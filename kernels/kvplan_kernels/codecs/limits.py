@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvplan.errors import UnsupportedError
-from kvplan.formats.layout import TensorView
+from kvplan.formats.layout import Layout, TensorView
 
 # Largest finite magnitude of a code, and the magnitude from which a value is more than half a step beyond it.
 _FLOATS = {"fp8_e4m3": (448.0, 464.0), "fp8_e5m2": (57344.0, 61440.0)}
@@ -80,3 +80,18 @@ def grid_of(view: TensorView) -> Grid:
         top, clip = _FLOATS[view.number]
         return Grid("fp8", -top, top, top, -clip, clip, **bounds, **shared)
     raise UnsupportedError(f"{view.number} has a layout but no codec yet", "use 16 bit, int8, int4, int2 or fp8")
+
+
+def check_kernel(layout: Layout) -> None:
+    """Refuse a layout whose K or V has no write kernel.
+
+    Raises:
+        UnsupportedError: naming the format.
+    """
+    for role in ("k", "v"):
+        tensor = layout.tensor(role)
+        grid_of(layout.view(role))
+        if tensor.recent or (tensor.granularity == "channel" and tensor.group):
+            raise UnsupportedError(
+                f"format {tensor.spelling} has no write kernel yet", "formats without recent= and channel/N have one"
+            )

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from kvplan_kernels.cache import Cache
 from kvplan_kernels.codecs.convert import round_code, round_to, to_fp32
-from kvplan_kernels.codecs.limits import grid_of
-from kvplan_kernels.store.door import check_append, check_kernel, code_bits
+from kvplan_kernels.codecs.limits import check_kernel, grid_of
+from kvplan_kernels.store.door import check_append, code_bits
 
 # Tokens per program of a bulk write; 32 rows of 128 channels are one coalesced 4 KiB run of codes.
 TILE_TOKENS = 32

@@ -5,25 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kvplan.errors import UnsupportedError
-from kvplan.formats.layout import Layout
 from kvplan_kernels.cache import Cache
-from kvplan_kernels.codecs.limits import grid_of
-
-
-def check_kernel(layout: Layout) -> None:
-    """Refuse a layout whose K or V has no write kernel.
-
-    Raises:
-        UnsupportedError: naming the format.
-    """
-    for role in ("k", "v"):
-        tensor = layout.tensor(role)
-        grid_of(layout.view(role))
-        if tensor.recent or (tensor.granularity == "channel" and tensor.group):
-            raise UnsupportedError(
-                f"format {tensor.spelling} has no write kernel yet", "formats without recent= and channel/N have one"
-            )
 
 
 def code_bits(cache: Cache, role: str) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from kvplan.specs.importers.attention import full, q_heads, window
+from kvplan.specs.importers.attention import full, q_heads
 from kvplan.specs.importers.family import FULL, INDEXED, Part, Words, fitted
 from kvplan.specs.importers.fields import Fields
 from kvplan.specs.importers.figure import HEAD_DIM, HEADS, LAYERS, TOKENS, Figure
@@ -28,21 +28,14 @@ def latent_or_full(cfg: Fields, layer: int) -> tuple[Part, ...]:
     return latent(cfg, layer) if cfg.has("kv_lora_rank") else full(cfg, layer)
 
 
-def sliding_latent(cfg: Fields, layer: int) -> tuple[Part, ...]:
-    """A latent that keeps a window, with the geometry of sliding layers where the config gives one."""
-    rows = window(cfg)
-    more = {"retain": {"window": rows}} if rows else {}
-    return (latent_part(cfg, "sliding" if rows else "latent", first="swa_", **more),)
-
-
-def latent_part(cfg: Fields, name: str, first: str = "", **more: Any) -> Part:
+def latent_part(cfg: Fields, name: str) -> Part:
     """The latent of one layer."""
-    rank = cfg.whole(*_names(first, "kv_lora_rank"), high=HEAD_DIM, default=False)
+    rank = cfg.whole("kv_lora_rank", high=HEAD_DIM, default=False)
     low = 0 if cfg.model_type in WITHOUT_ROPE else 1
-    rope = cfg.whole(*_names(first, "qk_rope_head_dim"), low=low, high=HEAD_DIM, default=False)
+    rope = cfg.whole("qk_rope_head_dim", low=low, high=HEAD_DIM, default=False)
     width: Any = {"nope": rank, "rope": rope} if rope else rank
-    heads = q_heads(cfg, *([f"{first}num_attention_heads"] if first else []))
-    return Part(name, {"kind": "latent", "q_heads": heads, "width": width, **more})
+    heads = q_heads(cfg)
+    return Part(name, {"kind": "latent", "q_heads": heads, "width": width})
 
 
 def indexed_latent(cfg: Fields, layer: int) -> tuple[Part, ...]:
@@ -105,10 +98,6 @@ def indexer_schedule(cfg: Fields) -> tuple[set[int], How, str]:
 _OFFSET = Figure(2, "defaulted", "index_skip_topk_offset of the config class")
 FOUR_LAYER_SCHEDULE = frozenset(["hy_v4", "hy_v4_vl_text"])
 """Model types whose class runs the indexer in layers 0, 1, 5, 9 and so on."""
-
-
-def _names(first: str, name: str) -> tuple[str, ...]:
-    return (first + name, name) if first else (name,)
 
 
 def twice_per_layer(cfg: Fields) -> Figure:
