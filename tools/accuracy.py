@@ -1,4 +1,8 @@
-"""Compare kvplan with collected facts: `python tools/accuracy.py configs DIR [--json]`.
+"""Compare kvplan with collected facts.
+
+python tools/accuracy.py configs DIR [--json]       import every config of a folder
+python tools/accuracy.py golden FILE... [--json]    figures produced by the engines' own code
+python tools/accuracy.py logs FILE [--json]         figures that engines printed in public logs
 
 The tool maps inputs to public calls of kvplan and compares; it computes no bytes (a test forbids arithmetic here).
 """
@@ -155,7 +159,22 @@ def main(argv: list[str] | None = None) -> int:
     one = commands.add_parser("configs", help="import every config of a folder and compare its expected totals")
     one.add_argument("folder", type=Path)
     one.add_argument("--json", action="store_true", dest="as_json")
+    two = commands.add_parser("golden", help="compare golden figures of engines")
+    two.add_argument("files", type=Path, nargs="+")
+    two.add_argument("--json", action="store_true", dest="as_json")
+    three = commands.add_parser("logs", help="compare figures printed in public logs")
+    three.add_argument("file", type=Path)
+    three.add_argument("--json", action="store_true", dest="as_json")
     given = parser.parse_args(argv)
+    # Imported here: each reads the engines' modules.
+    if given.command == "golden":
+        from golden.run import golden_command
+
+        return golden_command(given.files, given.as_json)
+    if given.command == "logs":
+        from logs.run import logs_command
+
+        return logs_command(given.file, given.as_json)
     return configs(given.folder, given.as_json)
 
 

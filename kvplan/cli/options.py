@@ -42,6 +42,9 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "util": {"metavar": "SHARE", "type": float, "default": 0.9, "show_default": True},
     "weights_dtype": {"metavar": "D"},
     "beyond_max": {"is_flag": True},
+    "engine": {"metavar": "E"},
+    "engine_version": {"metavar": "V"},
+    "engine_options": {"flag": "--engine-option", "metavar": "NAME=VALUE", "multiple": True},
 }
 """Field of PlanRequest to its click settings."""
 
@@ -67,8 +70,9 @@ def plan_options(*fields: str) -> Callable[[F], F]:
 
     def decorate(function: F) -> F:
         for name in reversed(fields):
-            option = f"--{name.replace('_', '-')}"
-            function = click.option(option, name, cls=_PlanOption, **_SETTINGS[name])(function)
+            settings = dict(_SETTINGS[name])
+            option = settings.pop("flag", f"--{name.replace('_', '-')}")
+            function = click.option(option, name, cls=_PlanOption, **settings)(function)
         return function
 
     return decorate
@@ -90,6 +94,8 @@ CACHE_OPTIONS = (
 )
 SHARDING_OPTIONS = ("tp", "pp", "dp", "dcp", "pcp", "dp_attention")
 GPU_OPTIONS = ("gpu", "gpu_memory", "bandwidth", "util", "weights_dtype", "beyond_max")
+
+ENGINE_OPTIONS = ("engine", "engine_version", "engine_options")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 """`--json`, passed on as `as_json`."""

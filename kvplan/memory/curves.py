@@ -8,12 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from kvplan.formats.layout import Field
 from kvplan.memory.groups import CacheGroup
 from kvplan.memory.rows import RowLaw
 from kvplan.memory.terms import constant_terms
 from kvplan.units import cdiv
+
+
+class Rank(Protocol):
+    """What one rank holds: kvplan's own curves, or an engine's cache."""
+
+    def held(self, tokens: int, sequences: int) -> int:
+        """Allocated and constant bytes of `sequences` sequences."""
+
+    def beside(self, tokens: int) -> int | None:
+        """Bytes of one more, shorter sequence; None where all slots have one size."""
+
 
 Split = tuple[int, bool]
 """Of one tensor: residual capacity in rows (0 without), and whether it is flushed as a whole."""
@@ -130,6 +142,10 @@ class RankCurves:
     def held(self, tokens: int, sequences: int) -> int:
         """What the allocator really takes: allocated and constant bytes of `sequences` sequences."""
         return self.constant + sequences * self.allocated(tokens)
+
+    def beside(self, tokens: int) -> int:
+        """Bytes of one more, shorter sequence."""
+        return self.allocated(tokens)
 
     def most_tokens(self, budget: int, ceiling: int) -> int:
         """The most tokens of one sequence, at most `ceiling`, that take `budget` bytes or less; the exact inverse."""

@@ -11,12 +11,12 @@ from fractions import Fraction
 from math import lcm
 from typing import Any, ClassVar
 
-from kvplan.breakdown import Product, Sum
+from kvplan.breakdown import Sum
 from kvplan.memory.groups import CacheGroup
+from kvplan.memory.parts import Part, own_parts, total
 from kvplan.memory.sharding import Sharding
 from kvplan.memory.terms import (
     LOGICAL_KINDS,
-    allocated_terms,
     constant_terms,
     growth_terms,
     growth_unit,
@@ -142,11 +142,6 @@ def _logical_group(group: CacheGroup, context: int, batch: int) -> Sum:
     return Sum(group.name, tuple(Sum(kind, terms) for kind, terms in kinds.items()))
 
 
-def allocated_tree(groups: Sequence[CacheGroup], context: int, batch: int, page_size: int) -> Sum:
-    """Allocated bytes: groups, then pages, residual capacity and states."""
-    return Sum("allocated", tuple(Sum(g.name, allocated_terms(g, context, batch, page_size)) for g in groups))
-
-
 def constant_tree(groups: Sequence[CacheGroup]) -> Sum:
     """Bytes that neither context nor batch changes."""
     return Sum("constant", tuple(Sum(g.name, constant_terms(g)) for g in groups))
@@ -159,11 +154,8 @@ def growth_tree(groups: Sequence[CacheGroup]) -> tuple[int, Sum]:
 
 
 def held_bytes(groups: Sequence[CacheGroup], context: int, batch: int, page_size: int) -> int:
-    """What the allocator really takes: allocated + constant bytes, from the plan's own terms."""
-    held = 0
-    for group in groups:
-        held += _total(allocated_terms(group, context, batch, page_size)) + _total(constant_terms(group))
-    return held
+    """What kvplan's own allocator takes: allocated + constant bytes, from the plan's own terms."""
+    return constant_tree(groups).nbytes + sum(total(p.allocated) for p in own_parts(groups, context, batch, page_size))
 
 
 def kv_figures(
@@ -172,7 +164,8 @@ def kv_figures(
     sharding: Sharding | int,
     context: int,
     batch: int,
-    page_size: int,
+    page_size: int | None = None,
+    parts: Sequence[Part] | None = None,
 ) -> KvFigures:
     """All figures at one length.
 
@@ -181,28 +174,33 @@ def kv_figures(
         unsharded: the same cache on one rank that holds everything, for the replicated bytes.
         sharding: the layout of GPUs, or a number of tensor-parallel ranks.
         batch: sequences of all replicas together.
+        page_size: of kvplan's own allocator.
+        parts: what an engine's allocator takes instead: one part per group, then parts of no group.
     """
+    if parts is None:
+        assert page_size is not None
+        parts = own_parts(groups, context, Sharding.of(sharding).sequences(batch), page_size)
     sharding = Sharding.of(sharding)
-    each = tuple(
-        _group_figures(g, whole, sharding, context, batch, page_size)
-        for g, whole in zip(groups, unsharded, strict=True)
-    )
+    shares = [
+        _group_figures(g, whole, sharding, context, batch, part)
+        for g, whole, part in zip(groups, unsharded, parts, strict=False)
+    ]
+    each = (*shares, *(_extra_figures(part) for part in parts[len(groups) :]))
     sums = {name: sum(getattr(g, name) for g in each) for name in SUMMED}
     slope = sum((Fraction(g.bytes_per_token.numerator, g.bytes_per_token.denominator) for g in each), Fraction(0))
     return KvFigures(context=context, batch=batch, bytes_per_token=Ratio.of(slope), by_group=each, **sums)
 
 
 def _group_figures(
-    group: CacheGroup, whole: CacheGroup, sharding: Sharding, context: int, batch: int, page_size: int
+    group: CacheGroup, whole: CacheGroup, sharding: Sharding, context: int, batch: int, part: Part
 ) -> GroupFigures:
     sequences = sharding.sequences(batch)
     kinds = logical_terms(group, context, sequences)
-    parts = {f"{kind}_bytes": _total(kinds.get(kind, ())) for kind in LOGICAL_KINDS}
+    parts = {f"{kind}_bytes": total(kinds.get(kind, ())) for kind in LOGICAL_KINDS}
     logical = sum(parts.values())
-    allocated = _total(allocated_terms(group, context, sequences, page_size))
-    reserved = sequences * group.layers * group.layout.fixed_bytes("residual") - parts["residual_bytes"]
+    allocated, reserved, saves = _allocation(part, logical)
     unit = growth_unit(group)
-    slope = Fraction(_total(growth_terms(group, unit)), unit)
+    slope = Fraction(total(growth_terms(group, unit)), unit)
     settled = settled_at(group)
     return GroupFigures(
         name=group.name,
@@ -213,13 +211,29 @@ def _group_figures(
         logical_bytes=logical,
         reserved_bytes=reserved,
         allocated_bytes=allocated,
-        padding_bytes=allocated - reserved - logical,
-        engine_saves_bytes=0,
-        constant_bytes=_total(constant_terms(group)),
+        padding_bytes=allocated - reserved - logical + saves,
+        engine_saves_bytes=saves,
+        constant_bytes=total(constant_terms(group)),
         replicated_bytes=all_ranks_logical(group, whole, sharding, context, batch) - _logical(whole, context, batch),
         bytes_per_token=Ratio.of(slope),
         fixed_bytes_per_sequence=_logical(group, settled, 1) - int(slope * settled),
     )
+
+
+def _extra_figures(part: Part) -> GroupFigures:
+    """What an engine takes beside all groups: reserved, as no request has it."""
+    allocated, reserved, saves = _allocation(part, 0)
+    zeros = dict.fromkeys(SUMMED, 0) | {"allocated_bytes": allocated, "reserved_bytes": reserved}
+    zeros |= {"padding_bytes": allocated - reserved + saves, "engine_saves_bytes": saves}
+    return GroupFigures(name=part.name, role="engine", layers=0, formats={}, bytes_per_token=Ratio(0, 1), **zeros)
+
+
+def _allocation(part: Part, logical: int) -> tuple[int, int, int]:
+    """(allocated, reserved, saved) bytes of a part; what it names must not exceed what it takes."""
+    allocated, reserved, saves = total(part.allocated), total(part.reserved), total(part.saves)
+    padding = allocated - reserved - logical + saves
+    assert padding >= total(part.padding) >= 0, (part, logical)
+    return allocated, reserved, saves
 
 
 def all_ranks_logical(group: CacheGroup, whole: CacheGroup, sharding: Sharding, context: int, batch: int) -> int:
@@ -242,8 +256,4 @@ def all_ranks_logical(group: CacheGroup, whole: CacheGroup, sharding: Sharding, 
 
 
 def _logical(group: CacheGroup, context: int, batch: int) -> int:
-    return sum(_total(terms) for terms in logical_terms(group, context, batch).values())
-
-
-def _total(terms: Sequence[Product]) -> int:
-    return sum(t.nbytes for t in terms)
+    return sum(total(terms) for terms in logical_terms(group, context, batch).values())

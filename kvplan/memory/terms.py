@@ -15,7 +15,6 @@ from kvplan.memory.groups import CacheGroup
 from kvplan.units import align_up, cdiv
 
 LOGICAL_KINDS = ("payload", "metadata", "residual", "state")
-RESIDUAL_CAPACITY = "residual capacity"
 
 
 def logical_terms(group: CacheGroup, tokens: int, sequences: int) -> dict[str, tuple[Product, ...]]:
@@ -47,9 +46,22 @@ def allocated_terms(group: CacheGroup, tokens: int, sequences: int, page_size: i
     )
     terms = [
         _product("pages", group, sequences, pages, _fixed(group, "page", group.layout.page_bytes(page_size))),
-        _product(RESIDUAL_CAPACITY, group, sequences, _fixed(group, "residual")),
+        _product("residual capacity", group, sequences, _fixed(group, "residual")),
         _product("states", group, sequences, _fixed(group, "state")),
     ]
+    return tuple(t for t in terms if t.nbytes)
+
+
+def free_residual_terms(group: CacheGroup, tokens: int, sequences: int) -> tuple[Product, ...]:
+    """Residual capacity that no recent row fills yet."""
+    rows = group.law.rows(tokens)
+    recent = {t.role: t.split(rows)[1] for t in group.layout.tensors}
+    terms = []
+    for plane in group.layout.scoped("residual"):
+        for f in plane.fields:
+            free = Factor("free rows", plane.capacity - recent[f.tensor], f"{plane.capacity:,} rows held ready")
+            heads = Factor("kv heads", plane.heads(group.layout.heads), group.origin.heads)
+            terms.append(_product(f"{f.tensor} residual not filled", group, sequences, heads, free, _width(group, f)))
     return tuple(t for t in terms if t.nbytes)
 
 
@@ -130,6 +142,10 @@ def _merged(
         whole_row = group.layout.heads > 1 and heads == 1
         why_heads = f"one row for all {group.layout.heads} kv heads" if whole_row else group.origin.heads
         yield _product(_label(role, fields), group, sequences, Factor("kv heads", heads, why_heads), units, width)
+
+
+def _width(group: CacheGroup, field: Field) -> Factor:
+    return Factor("bytes", field.unit_bytes, f"{group.origin.width}: {_widths([field])}")
 
 
 def _widths(fields: list[Field]) -> str:

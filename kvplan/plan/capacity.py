@@ -8,12 +8,11 @@ from fractions import Fraction
 
 from kvplan.breakdown import Factor, Product
 from kvplan.errors import UsageError, did_you_mean
-from kvplan.memory.curves import RankCurves
+from kvplan.memory.curves import Rank
 from kvplan.memory.figures import KvFigures
-from kvplan.memory.sharding import Sharding
 from kvplan.plan.answers import Capacity, Change, Fit, Limit, Verdict
 from kvplan.plan.legal import legal_dcps, legal_tps
-from kvplan.plan.resolve import PUBLISHED, Resolved, sharded_groups, stage_curves
+from kvplan.plan.resolve import PUBLISHED, Resolved
 from kvplan.units import MAX_TOKENS, cdiv, format_bytes
 
 WEIGHT_BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "int4": 4}
@@ -31,7 +30,7 @@ def largest(fits: Callable[[int], bool], ceiling: int) -> int:
     return low
 
 
-Ranks = Sequence[RankCurves]
+Ranks = Sequence[Rank]
 """The cache of one rank of every pipeline stage. Each stage must hold its part, so the fullest one decides."""
 
 
@@ -41,7 +40,8 @@ def fit_at(ranks: Ranks, pool_bytes: int, context: int, replicas: int = 1) -> Fi
     rests = [pool_bytes - rank.held(context, requests) for rank in ranks]
 
     def beside(tokens: int) -> bool:
-        return all(rank.allocated(tokens) <= rest for rank, rest in zip(ranks, rests, strict=True))
+        more = [rank.beside(tokens) for rank in ranks]
+        return all(each is not None and each <= rest for each, rest in zip(more, rests, strict=True))
 
     shorter = largest(beside, context - 1) if requests < MAX_TOKENS else 0
     return Fit(context=context, requests=replicas * requests, tokens=replicas * (requests * context + shorter))
@@ -157,13 +157,11 @@ def _least_tp(resolved: Resolved, kv: KvFigures, room: Capacity) -> int:
         return 0
     for tp in legal_tps(spec):
         if tp > request.tp and request.dcp in legal_dcps(spec, tp):
-            sharding: Sharding = replace(resolved.sharding, tp=tp)
             try:
-                stages = sharded_groups(spec, resolved.formats, sharding, request.mtp)
+                ranks = resolved.ranks_with(sharding=replace(resolved.sharding, tp=tp))
             except UsageError:
                 # A format whose groups run along the rank's row may not fit the shorter row.
                 continue
-            ranks = stage_curves(stages, resolved.page_size)
             pool = room.usable_bytes - weights_term(resolved, tp).nbytes
             if held_most(ranks, kv.context, resolved.sequences) <= pool:
                 return tp

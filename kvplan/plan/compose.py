@@ -8,20 +8,28 @@ from typing import TYPE_CHECKING
 from kvplan import __version__
 from kvplan.memory.figures import (
     KvFigures,
-    allocated_tree,
     constant_tree,
     growth_tree,
-    held_bytes,
     kv_figures,
     logical_tree,
 )
 from kvplan.memory.groups import CacheFormats
+from kvplan.memory.parts import NAMED_DIFFERENCES, parts_tree
 from kvplan.plan.answers import Capacity, FixedRequests, Gain, GainRatio, PreallocatedPool
 from kvplan.plan.capacity import capacity, check_weights_dtype, fit_at, verdict
+from kvplan.plan.engine import EngineRank
 from kvplan.plan.notes import plan_notes
-from kvplan.plan.resolve import Resolved, resolve, sharded_groups, stage_curves
+from kvplan.plan.resolve import Resolved, resolve
 from kvplan.plan.result import Plan
-from kvplan.plan.types import Breakdown, DeviceSummary, ModelSummary, PlanRequest, ShardingSummary, StageSummary
+from kvplan.plan.types import (
+    Breakdown,
+    DeviceSummary,
+    EngineSummary,
+    ModelSummary,
+    PlanRequest,
+    ShardingSummary,
+    StageSummary,
+)
 
 if TYPE_CHECKING:
     from kvplan.specs.device import DeviceSpec
@@ -60,6 +68,22 @@ def compose(resolved: Resolved) -> Plan:
         notes=(*resolved.notes, *plan_notes(resolved), *resolved.spec.assumptions),
         versions={"kvplan": __version__},
         sharding=sharding_summary(resolved),
+        engine=_engine_summary(resolved, room),
+    )
+
+
+def _engine_summary(resolved: Resolved, room: Capacity | None) -> EngineSummary | None:
+    chosen, rank = resolved.engine, resolved.ranks[resolved.stage]
+    if chosen is None or not isinstance(rank, EngineRank):
+        return None
+    context = resolved.request.context or resolved.spec.max_context
+    return EngineSummary(
+        name=chosen.engine.name,
+        title=chosen.engine.title,
+        version=chosen.version,
+        formats=chosen.formats,
+        options=chosen.options,
+        figures=rank.cache.figures(context, room.pool_bytes if room and room.pool_bytes > 0 else None),
     )
 
 
@@ -75,8 +99,8 @@ def ladder_lengths(max_context: int) -> tuple[int, ...]:
 
 def figures_at(resolved: Resolved, context: int) -> KvFigures:
     """The byte figures of a resolved request at another length."""
-    batch, page = resolved.request.batch, resolved.page_size
-    return kv_figures(resolved.groups, resolved.unsharded, resolved.sharding, context, batch, page)
+    batch, parts = resolved.request.batch, resolved.parts(context)
+    return kv_figures(resolved.groups, resolved.unsharded, resolved.sharding, context, batch, parts=parts)
 
 
 def model_summary(spec: ModelSpec) -> ModelSummary:
@@ -109,9 +133,9 @@ def sharding_summary(resolved: Resolved) -> ShardingSummary:
     sharding, sequences = resolved.sharding, resolved.sequences
     length = resolved.request.context or resolved.spec.max_context
     stages = []
-    for index, groups in enumerate(resolved.stages):
+    for index, rank in enumerate(resolved.ranks):
         span = sharding.stage_layers(resolved.spec.layers, index)
-        held = held_bytes(groups, length, sequences, resolved.page_size)
+        held = rank.held(length, sequences)
         stages.append(StageSummary(stage=index + 1, first_layer=span[0], last_layer=span[-1], held_bytes=held))
     return ShardingSummary(
         gpus=sharding.gpus,
@@ -125,9 +149,11 @@ def sharding_summary(resolved: Resolved) -> ShardingSummary:
 def _breakdown(resolved: Resolved) -> Breakdown:
     groups, context, batch = resolved.groups, resolved.request.context, resolved.sequences
     tokens, growth = growth_tree(groups)
+    parts = resolved.parts(context) if context else ()
+    trees = {kind: parts_tree(parts, kind) if context else None for kind in ("allocated", *NAMED_DIFFERENCES)}
     return Breakdown(
         logical=logical_tree(groups, context, batch) if context else None,
-        allocated=allocated_tree(groups, context, batch, resolved.page_size) if context else None,
+        **trees,
         constant=constant_tree(groups),
         growth=growth,
         growth_tokens=tokens,
@@ -136,16 +162,17 @@ def _breakdown(resolved: Resolved) -> Breakdown:
 
 def _gain(resolved: Resolved, kv: KvFigures, room: Capacity | None) -> Gain | None:
     """Both gains over the native dtype; None for a model without any cache."""
-    request, page = resolved.request, resolved.page_size
-    native = CacheFormats.native(resolved.spec)
-    stages = sharded_groups(resolved.spec, native, resolved.sharding, request.mtp)
-    before = allocated_tree(stages[resolved.stage], kv.context, resolved.sequences, page).nbytes
+    request = resolved.request
     if not kv.allocated_bytes:
         return None
+    native = CacheFormats.native(resolved.spec)
+    ranks = resolved.ranks_with(formats=native)
+    # Native formats have no constant scales, so what a rank holds is what its allocator takes.
+    before = ranks[resolved.stage].held(kv.context, resolved.sequences)
     ratio = Fraction(before, kv.allocated_bytes)
     pool = None
     if room:
-        was = fit_at(stage_curves(stages, page), room.pool_bytes, kv.context, resolved.sharding.dp)
+        was = fit_at(ranks, room.pool_bytes, kv.context, resolved.sharding.dp)
         pool = PreallocatedPool(
             pool_bytes=room.pool_bytes,
             requests_before=was.requests,

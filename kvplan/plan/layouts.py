@@ -17,7 +17,7 @@ from kvplan.plan.capacity import usable_bytes, weights_term
 from kvplan.plan.compose import device_summary, figures_at
 from kvplan.plan.legal import legal_dcps, legal_tps
 from kvplan.plan.resolve import Resolved, resolve
-from kvplan.plan.sweep import Kind
+from kvplan.plan.sweep import kind_of
 from kvplan.plan.types import DeviceSummary, PlanRequest
 from kvplan.units import check_count
 
@@ -142,7 +142,7 @@ def _rows(first: Resolved, base: PlanRequest, gpus: int) -> Iterator[dict[str, A
 def _row(resolved: Resolved, gpus: int) -> dict[str, Any]:
     request, sharding = resolved.request, resolved.sharding
     assert request.context is not None and sharding.gpus == gpus
-    swept = Kind(resolved).plan(request.context, request.batch)
+    swept = kind_of(resolved).plan(request.context, request.batch)
     kv = figures_at(resolved, request.context)
     weights = weights_term(resolved).nbytes
     memory = resolved.device.memory_bytes if resolved.device else None

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kvplan.errors import UsageError
 from kvplan.formats.grammar import parse_kv
-from kvplan.memory.curves import RankCurves, rank_curves
+from kvplan.memory.curves import Rank, RankCurves, rank_curves
 from kvplan.memory.figures import check_page_size, default_page_size
 from kvplan.memory.groups import DTYPES, CacheFormats, CacheGroup, cache_groups, roles
+from kvplan.memory.parts import Part, own_parts
 from kvplan.memory.sharding import Sharding
 from kvplan.plan.choose import ROLES, choose
+from kvplan.plan.engine import ChosenEngine, EngineRank, engine_ranks, in_engine, native_engine
 from kvplan.plan.layer_rules import layer_rules
 from kvplan.plan.legal import check_sharding
 from kvplan.plan.types import PlanRequest
@@ -36,6 +39,8 @@ class Resolved:
         stage: index of the stage that holds most at the request's length (without one: at the model's maximum).
         unsharded: the cache of one rank that holds everything.
         ranks: what each of `stages` holds at any length, for searches and sweeps.
+        page_size: tokens per page; None in an engine without pages.
+        engine: the engine whose allocation is computed; None: kvplan's own.
         notes: what the user should know about options that have no effect.
     """
 
@@ -47,9 +52,10 @@ class Resolved:
     stages: tuple[tuple[CacheGroup, ...], ...]
     stage: int
     unsharded: tuple[CacheGroup, ...]
-    ranks: tuple[RankCurves, ...]
-    page_size: int
+    ranks: tuple[Rank, ...]
+    page_size: int | None
     notes: tuple[str, ...]
+    engine: ChosenEngine | None = None
 
     @property
     def groups(self) -> tuple[CacheGroup, ...]:
@@ -60,6 +66,24 @@ class Resolved:
     def sequences(self) -> int:
         """Sequences of the fullest replica."""
         return self.sharding.sequences(self.request.batch)
+
+    def parts(self, context: int) -> tuple[Part, ...]:
+        """What the allocator takes on the shown rank for the whole batch."""
+        rank = self.ranks[self.stage]
+        if isinstance(rank, EngineRank):
+            return rank.cache.parts(context, self.sequences)
+        assert self.page_size is not None
+        return own_parts(self.groups, context, self.sequences, self.page_size)
+
+    def ranks_with(self, *, formats: CacheFormats | None = None, sharding: Sharding | None = None) -> tuple[Rank, ...]:
+        """What every stage would hold with the native formats, or in another layout of GPUs."""
+        formats, sharding = formats or self.formats, sharding or self.sharding
+        stages = sharded_groups(self.spec, formats, sharding, self.request.mtp)
+        if self.engine is None:
+            assert self.page_size is not None
+            return stage_curves(stages, self.page_size)
+        chosen = self.engine if formats is self.formats else native_engine(self.engine)
+        return _engine_ranks(chosen, self.request, self.spec, self.device, stages, sharding, formats)
 
 
 def resolve(request: PlanRequest, spec: ModelSpec | None = None, device: DeviceSpec | None = None) -> Resolved:
@@ -74,11 +98,18 @@ def resolve(request: PlanRequest, spec: ModelSpec | None = None, device: DeviceS
         InputError: a spec that cannot be found or read.
     """
     check_count(request.batch, "batch")
+    if request.page_size is not None:
+        check_count(request.page_size, "page size")
     if not 0 < request.util <= 1:
         raise UsageError(
             f"util {request.util} is not a share of memory", "give a number above 0 and up to 1, such as 0.9"
         )
     spec = spec or _load_spec(request)
+    if request.engine is None and (request.engine_version or request.engine_options):
+        raise UsageError("an engine's version or option is given, but no engine", "add --engine; see: kvplan engines")
+    asked_page, chosen = request.page_size, None
+    if request.engine:
+        request, chosen = in_engine(request, spec)
     formats, notes = _formats(request, spec)
     _check_context(request, spec)
     sharding = check_sharding(request, spec)
@@ -87,16 +118,20 @@ def resolve(request: PlanRequest, spec: ModelSpec | None = None, device: DeviceS
     stages = sharded_groups(spec, formats, sharding, request.mtp)
     plain = sharding == Sharding()
     unsharded = stages[0] if plain else cache_groups(spec, formats, mtp=request.mtp)
-    if request.page_size is None:
-        page_size = default_page_size(unsharded)
+    ranks: tuple[Rank, ...]
+    page_size: int | None
+    if chosen:
+        caches = _engine_ranks(chosen, request, spec, device, stages, sharding, formats)
+        ranks, page_size = caches, caches[0].cache.page_size
+        notes += tuple(dict.fromkeys(note for rank in caches for note in rank.cache.notes))
     else:
-        page_size = check_page_size(unsharded, check_count(request.page_size, "page size"))
-    ranks = stage_curves(stages, page_size)
+        page_size = default_page_size(unsharded) if asked_page is None else check_page_size(unsharded, asked_page)
+        ranks = stage_curves(stages, page_size)
     stage = fullest_stage(ranks, request.context or spec.max_context, sharding.sequences(request.batch))
     echo = _echo(request, spec, formats)
     update = {**echo, "page_size": page_size, "dp": sharding.dp}
     echoed = request.model_copy(update=update)
-    return Resolved(echoed, spec, device, formats, sharding, stages, stage, unsharded, ranks, page_size, notes)
+    return Resolved(echoed, spec, device, formats, sharding, stages, stage, unsharded, ranks, page_size, notes, chosen)
 
 
 def sharded_groups(
@@ -111,7 +146,20 @@ def stage_curves(stages: tuple[tuple[CacheGroup, ...], ...], page_size: int) -> 
     return tuple(rank_curves(groups, page_size) for groups in stages)
 
 
-def fullest_stage(ranks: tuple[RankCurves, ...], context: int, sequences: int) -> int:
+def _engine_ranks(
+    chosen: ChosenEngine,
+    request: PlanRequest,
+    spec: ModelSpec,
+    device: DeviceSpec | None,
+    stages: tuple[tuple[CacheGroup, ...], ...],
+    sharding: Sharding,
+    formats: CacheFormats,
+) -> tuple[EngineRank, ...]:
+    context, sequences = request.context or spec.max_context, sharding.sequences(request.batch)
+    return engine_ranks(chosen, spec, stages, sharding, formats, context, sequences, device, request.mtp)
+
+
+def fullest_stage(ranks: Sequence[Rank], context: int, sequences: int) -> int:
     """Index of the first stage that holds most."""
     return max(range(len(ranks)), key=lambda s: (ranks[s].held(context, sequences), -s))
 

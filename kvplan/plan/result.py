@@ -12,7 +12,8 @@ from pydantic import BaseModel, ValidationError
 from kvplan.breakdown import Node, Product, Sum, to_dict
 from kvplan.errors import InputError
 from kvplan.memory.figures import SUMMED, Figures, GroupFigures, KvFigures
-from kvplan.memory.terms import LOGICAL_KINDS, RESIDUAL_CAPACITY
+from kvplan.memory.parts import NAMED_DIFFERENCES
+from kvplan.memory.terms import LOGICAL_KINDS
 from kvplan.plan.capacity import usable_bytes
 from kvplan.plan.types import PlanFields
 from kvplan.units import cdiv
@@ -78,8 +79,11 @@ def _check(plan: PlanFields) -> None:
     if shown is None:
         raise InputError("the plan has neither kv figures nor a ladder", _HINT)
     if plan.kv and trees.logical and trees.allocated:
+        # Plans of earlier releases have no trees of the differences.
+        found = {kind: getattr(trees, kind) for kind in NAMED_DIFFERENCES}
+        differences = {kind: tree for kind, tree in found.items() if tree is not None}
         for group in plan.kv.by_group:
-            _check_group(group, trees.logical, trees.allocated)
+            _check_group(group, trees.logical, trees.allocated, differences)
         _same("kv.logical_bytes", plan.kv.logical_bytes, trees.logical.nbytes)
         _same("kv.allocated_bytes", plan.kv.allocated_bytes, trees.allocated.nbytes)
     _check_sharding(plan)
@@ -107,16 +111,21 @@ def _check_identities(f: Figures) -> None:
     _same("padding_bytes", f.padding_bytes, f.allocated_bytes - f.reserved_bytes - logical + f.engine_saves_bytes)
 
 
-def _check_group(group: GroupFigures, logical: Node, allocated: Node) -> None:
+def _check_group(group: GroupFigures, logical: Node, allocated: Node, differences: dict[str, Node]) -> None:
     kinds = logical.child(group.name) if isinstance(logical, Sum) else None
     for kind in LOGICAL_KINDS:
         node = kinds.child(kind) if isinstance(kinds, Sum) else None
         _same(f"{group.name}.{kind}_bytes", getattr(group, f"{kind}_bytes"), node.nbytes if node else 0)
     taken = allocated.child(group.name) if isinstance(allocated, Sum) else None
     _same(f"{group.name}.allocated_bytes", group.allocated_bytes, taken.nbytes if taken else 0)
-    capacity = taken.child(RESIDUAL_CAPACITY) if isinstance(taken, Sum) else None
-    reserved = (capacity.nbytes if capacity else 0) - group.residual_bytes
-    _same(f"{group.name}.reserved_bytes", group.reserved_bytes, reserved)
+    for kind, tree in differences.items():
+        node = tree.child(group.name) if isinstance(tree, Sum) else None
+        named = node.nbytes if node else 0
+        stated = {"reserved": group.reserved_bytes, "saves": group.engine_saves_bytes}.get(kind)
+        if stated is not None:
+            _same(f"{group.name}.{kind}", stated, named)
+        elif named > group.padding_bytes:
+            raise InputError(f"the plan names more padding of {group.name} than it has", _HINT)
 
 
 def _check_sharding(plan: PlanFields) -> None:

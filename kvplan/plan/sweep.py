@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvplan.errors import UsageError
+from kvplan.memory.curves import RankCurves
 from kvplan.plan.capacity import usable_bytes, weights_term
 from kvplan.plan.resolve import Resolved, resolve
 from kvplan.plan.types import PlanRequest
@@ -55,7 +56,7 @@ class Sweep:
     """Keeps the coefficients of every kind of request it has seen."""
 
     def __init__(self) -> None:
-        self._kinds: dict[tuple[object, ...], Kind] = {}
+        self._kinds: dict[tuple[object, ...], Kind | EngineKind] = {}
         self._specs: dict[str, ModelSpec] = {}
         self._devices: dict[str, DeviceSpec] = {}
 
@@ -72,13 +73,41 @@ class Sweep:
             kind = self._kinds[key] = self._prepare(request)
         return kind.plan(request.context, request.batch)
 
-    def _prepare(self, request: PlanRequest) -> Kind:
+    def _prepare(self, request: PlanRequest) -> Kind | EngineKind:
         spec, device = self._specs.get(request.model), self._devices.get(request.gpu or "")
         resolved = resolve(request, spec, device)
         self._specs[request.model] = resolved.spec
         if request.gpu and resolved.device:
             self._devices[request.gpu] = resolved.device
-        return Kind(resolved)
+        return kind_of(resolved)
+
+
+def kind_of(resolved: Resolved) -> Kind | EngineKind:
+    """Requests that differ from a resolved one only in context and batch."""
+    return EngineKind(resolved) if resolved.engine else Kind(resolved)
+
+
+class EngineKind:
+    """Requests to an engine, which rounds by its own rules: each is a plan of its own."""
+
+    def __init__(self, resolved: Resolved) -> None:
+        self._request, self._spec, self._device = resolved.request, resolved.spec, resolved.device
+
+    def plan(self, context: int | None, batch: int) -> Swept:
+        """The figures at one context and batch."""
+        from kvplan.plan.compose import make_plan
+
+        if context is None:
+            raise UsageError("a sweep needs the context of every request", "give each request a context")
+        made = make_plan(
+            self._request.model_copy(update={"context": context, "batch": batch}), self._spec, self._device
+        )
+        kv, room = made.kv, made.capacity
+        assert kv is not None
+        figures = (context, batch, kv.logical_bytes, kv.allocated_bytes, kv.constant_bytes)
+        if room is None or made.verdict is None:
+            return Swept(*figures, None, None, None, None, None)
+        return Swept(*figures, room.pool_bytes, room.requests, room.tokens, room.longest_request, made.verdict.fits)
 
 
 class Kind:
@@ -87,7 +116,7 @@ class Kind:
     def __init__(self, resolved: Resolved) -> None:
         self._request, self._longest = resolved.request, dict[int, int]()
         self._max_context, self._dp = resolved.spec.max_context, resolved.sharding.dp
-        self._stages = resolved.ranks
+        self._stages = [rank for rank in resolved.ranks if isinstance(rank, RankCurves)]
         self._pool: int | None = None
         weights = weights_term(resolved).nbytes
         if resolved.device:

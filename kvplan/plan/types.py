@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from kvplan.memory.figures import KvFigures
+from kvplan.memory.parts import EngineFigure
 from kvplan.plan.answers import STRICT, Capacity, Gain, Tree, Verdict
 
 
@@ -51,7 +52,13 @@ class PlanRequest(BaseModel):
     mtp: bool = False
     """Also charge the multi-token prediction layers, which hold a cache only with speculative decoding."""
     page_size: int | None = None
-    """Tokens per page; default the least multiple of 128 that the layouts allow."""
+    """Tokens per page; default the least multiple of 128 that the layouts allow, or what the engine takes."""
+    engine: str | None = None
+    """Inference engine whose allocation to compute (see `kvplan engines`); without it, kvplan's own allocator."""
+    engine_version: str | None = None
+    """Version of the engine; default the newest that kvplan has rules for."""
+    engine_options: tuple[str, ...] = ()
+    """A setting of the engine that changes cache bytes, as NAME=VALUE; `kvplan engines NAME` lists them."""
     tp: int = 1
     """Tensor-parallel ranks; every figure is of one of them."""
     pp: int = 1
@@ -139,10 +146,31 @@ class ShardingSummary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Breakdown:
-    """Where the bytes come from. `logical` and `allocated` are None without a context.
+class EngineSummary:
+    """The engine whose allocation the figures are.
 
-    `growth` is what every `growth_tokens` further tokens of one sequence add beyond all windows.
+    Attributes:
+        formats: the engine's own option by tensor role.
+        options: every option of the engine that changes bytes; None: worked out from model and GPU.
+        figures: what the engine itself would report, such as its number of blocks.
+    """
+
+    name: str
+    title: str
+    version: str
+    formats: dict[str, str]
+    options: dict[str, int | float | bool | str | None]
+    figures: tuple[EngineFigure, ...]
+
+    __pydantic_config__: ClassVar[Any] = STRICT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Breakdown:
+    """Where the bytes come from. All trees but `constant` and `growth` are None without a context.
+
+    `reserved`, `saves` and `padding` name the difference between logical and allocated bytes; the last holds only the
+    pieces that have a name. `growth` is what every `growth_tokens` further tokens of a sequence add beyond windows.
     """
 
     logical: Tree | None
@@ -150,6 +178,9 @@ class Breakdown:
     constant: Tree
     growth: Tree
     growth_tokens: int
+    reserved: Tree | None = None
+    saves: Tree | None = None
+    padding: Tree | None = None
 
     __pydantic_config__: ClassVar[Any] = STRICT
 
@@ -173,3 +204,4 @@ class PlanFields(BaseModel):
     notes: tuple[str, ...]
     versions: dict[str, str]
     sharding: ShardingSummary | None = None
+    engine: EngineSummary | None = None

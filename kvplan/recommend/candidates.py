@@ -108,7 +108,6 @@ def _reason(resolved: Resolved, device: DeviceSpec, low: bool, kl: float | None,
 
 def _row_text(resolved: Resolved) -> str:
     group = next(g for g in resolved.groups if g.role in ("kv", "latent"))
-    page = resolved.page_size
-    heads = group.layout.heads
+    page, heads = group.layout.page_multiple, group.layout.heads
     each = group.layout.page_bytes(page) / (page * heads)
     return f"{each:g} bytes per {'token and KV head' if group.role == 'kv' else 'token'}"

@@ -16,6 +16,13 @@ def explain_lines(plan: Plan) -> Iterator[str]:
         shown = [("logical", trees.logical), ("allocated", trees.allocated)]
     else:
         shown = [(f"every {trees.growth_tokens:,} further tokens of a sequence", trees.growth)]
+    for name, tree in (
+        ("reserved", trees.reserved),
+        ("padding with a name", trees.padding),
+        ("not stored", trees.saves),
+    ):
+        if tree is not None and tree.nbytes:
+            shown.append((name, tree))
     if trees.constant.nbytes:
         shown.append(("constant", trees.constant))
     if plan.capacity is not None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from kvplan.breakdown import Node, Sum, leaves
 from kvplan.memory.figures import Figures, Ratio
 from kvplan.plan import Plan
+from kvplan.plan.types import Breakdown
 from kvplan.units import format_bytes
 
 
@@ -36,8 +37,9 @@ def title(plan: Plan) -> str:
     )
     ranks += ", dp attention" if r.dp_attention else ""
     rules = "".join(f"; layers {rule}" for rule in r.layers) + ("; with MTP layers" if r.mtp else "")
-    page = f"page size {r.page_size:,}"
-    return f"{plan.model.id}: {length}, {requests}, {ranks}, {page}; {formats or 'states only'}{rules}"
+    page = f", page size {r.page_size:,}" if r.page_size else ""
+    engine = f"; {plan.engine.title} {plan.engine.version}" if plan.engine else ""
+    return f"{plan.model.id}: {length}, {requests}, {ranks}{page}; {formats or 'states only'}{rules}{engine}"
 
 
 def component_rows(plan: Plan) -> list[Row]:
@@ -59,15 +61,26 @@ def component_rows(plan: Plan) -> list[Row]:
         _total("logical", kv.logical_bytes),
         *_named_terms(trees.allocated),
         _total("allocated", kv.allocated_bytes),
-        *_parts(kv),
+        *_parts(kv, trees),
         *_constant_rows(trees.constant),
         *_copies(plan, kv.replicated_bytes),
     ]
 
 
-def _parts(kv: Figures) -> list[Row]:
-    """What allocated holds beyond logical; both lines are shown even at zero, as they are figures of their own."""
-    return [_total("of it reserved", kv.reserved_bytes), _total("of it padding", kv.padding_bytes)]
+def _parts(kv: Figures, trees: Breakdown) -> list[Row]:
+    """From logical to allocated; reserved and padding are shown even at zero, as they are figures of their own."""
+    rows = [
+        _total("of it reserved", kv.reserved_bytes),
+        *(_named_terms(trees.reserved) if trees.reserved else ()),
+        _total("of it padding", kv.padding_bytes),
+        *(_named_terms(trees.padding) if trees.padding else ()),
+    ]
+    if trees.padding and trees.padding.nbytes and kv.padding_bytes > trees.padding.nbytes:
+        rest = kv.padding_bytes - trees.padding.nbytes
+        rows.append(Row("term", "page rounding", f"{rest:,} bytes: the rest", format_bytes(rest)))
+    if trees.saves and trees.saves.nbytes:
+        rows += [_total("not stored by the engine", kv.engine_saves_bytes), *_named_terms(trees.saves)]
+    return rows
 
 
 def _copies(plan: Plan, nbytes: int) -> list[Row]:
@@ -154,6 +167,30 @@ def sharding_lines(plan: Plan) -> list[str]:
         shown = ", shown here" if s.stage == ranks.stage else ""
         lines.append(f"stage {s.stage}: layers {s.first_layer}-{s.last_layer}, {format_bytes(s.held_bytes)}{shown}")
     return lines
+
+
+def engine_lines(plan: Plan) -> list[str]:
+    """The engine, its options and what it would report itself."""
+    engine = plan.engine
+    if engine is None:
+        return []
+    formats = ", ".join(f"{role} {option}" for role, option in engine.formats.items())
+    lines = [f"{engine.title} {engine.version}" + (f": {formats}" if formats else "")]
+    options = ", ".join(f"{name} {_option(value)}" for name, value in engine.options.items() if value is not None)
+    if options:
+        lines.append(f"options: {options}")
+    for f in engine.figures:
+        value = (
+            f"{f.value:,}" if isinstance(f.value, int) else f"{f.value:.4g}" if isinstance(f.value, float) else f.value
+        )
+        lines.append(f"{f.name}: {value}" + (f" [{f.source}]" if f.source else ""))
+    return lines
+
+
+def _option(value: int | float | bool | str) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def verdict_lines(plan: Plan) -> list[str]:

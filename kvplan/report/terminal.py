@@ -36,6 +36,7 @@ def print_plan(plan: Plan, console: Console | None = None, explain: bool = False
         for line in explain_lines(plan):
             console.print(Text(_hanging(line, console.width)), soft_wrap=True)
     sections = {
+        "Engine": rows.engine_lines(plan),
         "GPUs": rows.sharding_lines(plan),
         "Capacity": rows.capacity_lines(plan),
         "Verdict": rows.verdict_lines(plan),

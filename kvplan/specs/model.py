@@ -70,6 +70,9 @@ class ModelSpec(Spec):
     """Name on the command line; a shipped file has it as its stem."""
     hf_ids: Annotated[tuple[Annotated[str, Field(pattern=HF_PATTERN, max_length=200)], ...], LENIENT] = ()
     """Hugging Face ids that share this spec."""
+    model_type: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$", max_length=100)] | None = None
+    """Architecture as its config.json (`model_type`) or GGUF header (`general.architecture`) calls it; some engines
+    treat architectures apart. It changes no byte that the mathematics needs."""
     params: Params | None = None
     """Parameter counts; None: not known (a config.json does not say), then `weights` or a GPU-less plan is needed."""
     max_context: Tokens

@@ -50,7 +50,7 @@ def planned(spec: ModelSpec, fmt: str, context: int, batch: int, page_size: int 
     """Ask the planner for one format (K and V alike)."""
     resolved = resolve(PlanRequest(model=spec.id, context=context, batch=batch, kv=fmt, page_size=page_size), spec)
     plan = compose(resolved)
-    assert plan.kv is not None and plan.gain is not None
+    assert plan.kv is not None and plan.gain is not None and resolved.page_size is not None
     return Planned(
         held_bytes=plan.kv.allocated_bytes + plan.kv.constant_bytes,
         native_bytes=plan.gain.fixed_requests.before_bytes,

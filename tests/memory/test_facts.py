@@ -10,8 +10,9 @@ import pytest
 
 from kvplan.errors import KvplanError
 from kvplan.formats.grammar import parse_any
-from kvplan.memory.figures import SUMMED, allocated_tree, constant_tree, default_page_size, kv_figures, logical_tree
+from kvplan.memory.figures import SUMMED, constant_tree, default_page_size, kv_figures, logical_tree
 from kvplan.memory.groups import CacheFormats, cache_groups
+from kvplan.memory.parts import own_parts, parts_tree
 from kvplan.plan import legal_tps
 from kvplan.specs.load import load_model
 
@@ -97,7 +98,7 @@ def check_sums(kv: Any, groups: Any, page: int) -> None:
     for name in SUMMED:
         assert getattr(kv, name) == sum(getattr(g, name) for g in kv.by_group)
     assert logical_tree(groups, kv.context, kv.batch).nbytes == kv.logical_bytes
-    assert allocated_tree(groups, kv.context, kv.batch, page).nbytes == kv.allocated_bytes
+    assert parts_tree(own_parts(groups, kv.context, kv.batch, page), "allocated").nbytes == kv.allocated_bytes
     assert constant_tree(groups).nbytes == kv.constant_bytes
 
 

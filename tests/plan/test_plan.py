@@ -74,7 +74,7 @@ def test_the_top_level_keys() -> None:
     data = plan(context=100).to_dict()
     assert data["schema"] == "kvplan.plan/1"
     assert list(data) == ["schema", "request", "model", "device", "kv", "ladder", "breakdown", "capacity", "verdict",
-                          "gain", "notes", "versions", "sharding"]  # fmt: skip
+                          "gain", "notes", "versions", "sharding", "engine"]  # fmt: skip
     assert list(data["kv"]) == [
         "context", "batch", "payload_bytes", "metadata_bytes", "residual_bytes", "state_bytes", "logical_bytes",
         "reserved_bytes", "allocated_bytes", "padding_bytes", "engine_saves_bytes", "constant_bytes",

@@ -53,6 +53,7 @@ def import_config(data: dict[str, Any], where: str) -> Imported:
     body: dict[str, Any] = {
         "kvplan_spec": 1,
         "id": spec_id(where, cfg.model_type),
+        "model_type": cfg.model_type,
         "max_context": context,
         "layers": layers,
         "native_dtype": dtype,

@@ -48,6 +48,7 @@ def import_gguf(path: Path) -> Imported:
     body: dict[str, Any] = {
         "kvplan_spec": 1,
         "id": spec_id(header.where.removesuffix(".gguf"), cfg.model_type),
+        "model_type": cfg.model_type,
         "max_context": context,
         "layers": layers,
         "native_dtype": dtype,

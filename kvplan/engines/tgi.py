@@ -1,0 +1,107 @@
+"""Text Generation Inference: blocks of K and V per layer, sized by the attention backend.
+
+Source: huggingface/text-generation-inference, git db931fc (2026-01-08), read.
+"""
+
+from __future__ import annotations
+
+from kvplan.engines.shared.paged import PagedCache
+from kvplan.engines.shared.types import (
+    NATIVE,
+    Case,
+    Engine,
+    EngineCache,
+    EngineFigure,
+    EngineFormat,
+    EngineOption,
+    EngineRule,
+    EngineVersion,
+)
+from kvplan.errors import UnsupportedError, UsageError
+from kvplan.memory.groups import CacheGroup
+from kvplan.memory.terms import packed_rows
+
+_PROJECT = "TGI 3 (git db931fc), "
+_BLOCKS = _PROJECT + "server/text_generation_server/models/globals.py:38-46"
+_WINDOW = _PROJECT + "backends/v3/src/block_allocator.rs:172-176"
+_BYTES = _PROJECT + "server/text_generation_server/models/flash_causal_lm.py:1519-1566"
+
+BLOCK_SIZES = {"flashinfer": 1, "flashdecoding": 256, "flashdecoding-ipex": 64, "paged": 16}
+"""Attention backend to tokens per block."""
+
+
+class TgiCache(PagedCache):
+    """Blocks of all layers alike; only a window that every layer has, without prefix caching, spares any."""
+
+    def __init__(self, case: Case) -> None:
+        attention = case.options["attention"]
+        super().__init__(case, BLOCK_SIZES[attention], _BYTES)
+        windows = {g.law.limit for g in case.groups if g.law.law == "window"}
+        whole = all(g.law.law == "window" for g in case.groups)
+        self._saves_window = whole and len(windows) == 1 and not case.options["prefix_caching"]
+        if windows and not self._saves_window:
+            self.notes = ("TGI keeps all rows of windowed layers: prefix caching is on, or not every layer has one.",)
+
+    def rows(self, group: CacheGroup, context: int) -> int:
+        """All rows, unless the model's one window is used to reuse blocks."""
+        return packed_rows(group, context) if self._saves_window else context
+
+    def figures(self, context: int, pool_bytes: int | None = None) -> tuple[EngineFigure, ...]:
+        """Bytes of a block of all layers, and the blocks of a pool."""
+        assert self.page_size is not None
+        block = sum(g.layers * g.layout.page_bytes(self.page_size) for g in self.case.groups)
+        made = [EngineFigure("bytes per block", block, _BYTES)]
+        if pool_bytes is not None:
+            made.append(EngineFigure("num_blocks", pool_bytes // block, _BYTES))
+        return tuple(made)
+
+
+def cache(case: Case) -> EngineCache:
+    """Lay out a case.
+
+    Raises:
+        UnsupportedError: states, latents and strided rows, which TGI's flash models do not have or kvplan has not read.
+    """
+    for group in case.groups:
+        if group.role not in ("kv", "latent") or group.law.stride != 1:
+            raise UnsupportedError(
+                f"kvplan has no rule for group {group.name} ({group.role}) in TGI", "plan without --engine"
+            )
+    if case.mtp:
+        raise UsageError("TGI runs no multi-token prediction layers with a cache", "drop --mtp")
+    return TgiCache(case)
+
+
+ENGINE = Engine(
+    name="tgi",
+    title="TGI",
+    flag=("--kv-cache-dtype",),
+    versions=(EngineVersion(name="3", note="git db931fc of 2026-01-08, the last change seen"),),
+    formats=(
+        EngineFormat(option="auto", k=NATIVE, v=NATIVE, latent=NATIVE, nbytes=512, source=_BYTES),
+        EngineFormat(
+            option="fp8_e4m3fn", k="fp8_e4m3", v="fp8_e4m3", nbytes=256, needs="not on IPEX CPU", source=_BYTES
+        ),
+        EngineFormat(option="fp8_e5m2", k="fp8_e5m2", v="fp8_e5m2", nbytes=256, needs="not on ROCm", source=_BYTES),
+    ),
+    options=(
+        EngineOption(
+            name="attention", kind=str, default="flashinfer", choices=tuple(BLOCK_SIZES),
+            text="Attention backend; it sets the tokens per block.", source=_BLOCKS,
+        ),
+        EngineOption(
+            name="prefix_caching", kind=bool, default=True,
+            text="Prefix caching; with it the allocator ignores a sliding window.",
+            source=_PROJECT + "backends/v3/src/radix.rs:31",
+        ),
+    ),
+    rules=(
+        EngineRule(name="blocks", text="Tokens per block: " + ", ".join(f"{a} {n}" for a, n in BLOCK_SIZES.items()),
+                   source=_BLOCKS),
+        EngineRule(name="bytes", text="A block holds 2 x KV heads x head_dim x bytes of every layer; fp8 has one "
+                   "scale per tensor and no bytes per token.", source=_BYTES),
+        EngineRule(name="window", text="One window of the whole model caps a sequence's blocks, only without prefix "
+                   "caching; layers of several kinds all keep every row.", source=_WINDOW),
+    ),
+    cache=cache,
+)  # fmt: skip
