@@ -23,6 +23,7 @@ COMMANDS = {
     ),
     "layouts": ("kvplan.cli.layouts", "All layouts of N GPUs that a model allows, ranked by the cache they hold."),
     "diff": ("kvplan.cli.diff", "Two plans side by side: stored ones, or models with options."),
+    "engines": ("kvplan.cli.engines", "Inference engines: versions, cache formats, options and block rules."),
     "recommend": ("kvplan.cli.recommend", "Which cache format to use for a model on a GPU, and why."),
     "specs": ("kvplan.cli.specs", "Models that kvplan knows, and specs from a config.json, GGUF file or hub id."),
     "validate": ("kvplan.cli.validate", "Run the kernels: bytes, errors and times of a format on this machine."),
