@@ -83,6 +83,7 @@ def _engine_summary(resolved: Resolved, room: Capacity | None) -> EngineSummary 
         version=chosen.version,
         formats=chosen.formats,
         options=chosen.options,
+        page_size=resolved.page_size,
         figures=rank.cache.figures(context, room.pool_bytes if room and room.pool_bytes > 0 else None),
     )
 

@@ -129,7 +129,8 @@ def resolve(request: PlanRequest, spec: ModelSpec | None = None, device: DeviceS
         ranks = stage_curves(stages, page_size)
     stage = fullest_stage(ranks, request.context or spec.max_context, sharding.sequences(request.batch))
     echo = _echo(request, spec, formats)
-    update = {**echo, "page_size": page_size, "dp": sharding.dp}
+    # An engine may make larger pages than it is asked for, so there the echo repeats what was asked.
+    update = {**echo, "page_size": asked_page if chosen else page_size, "dp": sharding.dp}
     echoed = request.model_copy(update=update)
     return Resolved(echoed, spec, device, formats, sharding, stages, stage, unsharded, ranks, page_size, notes, chosen)
 

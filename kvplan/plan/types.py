@@ -152,6 +152,7 @@ class EngineSummary:
     Attributes:
         formats: the engine's own option by tensor role.
         options: every option of the engine that changes bytes; None: worked out from model and GPU.
+        page_size: tokens per page of growing caches; None in an engine without pages.
         figures: what the engine itself would report, such as its number of blocks.
     """
 
@@ -160,6 +161,7 @@ class EngineSummary:
     version: str
     formats: dict[str, str]
     options: dict[str, int | float | bool | str | None]
+    page_size: int | None
     figures: tuple[EngineFigure, ...]
 
     __pydantic_config__: ClassVar[Any] = STRICT

@@ -37,7 +37,8 @@ def title(plan: Plan) -> str:
     )
     ranks += ", dp attention" if r.dp_attention else ""
     rules = "".join(f"; layers {rule}" for rule in r.layers) + ("; with MTP layers" if r.mtp else "")
-    page = f", page size {r.page_size:,}" if r.page_size else ""
+    page_size = plan.engine.page_size if plan.engine else r.page_size
+    page = f", page size {page_size:,}" if page_size else ""
     engine = f"; {plan.engine.title} {plan.engine.version}" if plan.engine else ""
     return f"{plan.model.id}: {length}, {requests}, {ranks}{page}; {formats or 'states only'}{rules}{engine}"
 
