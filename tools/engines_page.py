@@ -18,9 +18,9 @@ HEAD = """# Engines
 <!-- Written by tools/engines_page.py; do not edit. -->
 
 `kvplan estimate MODEL --engine NAME [--engine-version V] [--engine-option NAME=VALUE]` computes what an engine's
-allocator takes, beside what the mathematics needs, and names the difference. The first version and the first format are
-the defaults. How well this agrees with the engines themselves stands in [accuracy.md](accuracy.md); how to add an engine
-in [add_an_engine.md](add_an_engine.md). `native` is the model's own dtype.
+allocator takes, beside what the mathematics needs, and names the difference. The first version and the first format
+are the defaults. How well this agrees with the engines themselves stands in [accuracy.md](accuracy.md); how to add an
+engine in [add_an_engine.md](add_an_engine.md). `native` is the model's own dtype.
 """
 
 
