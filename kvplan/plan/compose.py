@@ -17,6 +17,7 @@ from kvplan.memory.groups import CacheFormats
 from kvplan.memory.parts import NAMED_DIFFERENCES, parts_tree
 from kvplan.plan.answers import Capacity, FixedRequests, Gain, GainRatio, PreallocatedPool
 from kvplan.plan.capacity import capacity, check_weights_dtype, fit_at, verdict
+from kvplan.plan.draft import with_draft
 from kvplan.plan.engine import EngineRank
 from kvplan.plan.notes import plan_notes
 from kvplan.plan.resolve import Resolved, resolve
@@ -173,7 +174,7 @@ def _gain(resolved: Resolved, kv: KvFigures, room: Capacity | None) -> Gain | No
     ratio = Fraction(before, kv.allocated_bytes)
     pool = None
     if room:
-        was = fit_at(ranks, room.pool_bytes, kv.context, resolved.sharding.dp)
+        was = fit_at(with_draft(ranks, resolved.draft), room.pool_bytes, kv.context, resolved.sharding.dp)
         pool = PreallocatedPool(
             pool_bytes=room.pool_bytes,
             requests_before=was.requests,

@@ -48,6 +48,10 @@ class EngineRank:
         """Bytes of one more, shorter sequence; None where all slots have one size."""
         return self.cache.beside(tokens)
 
+    def shared_bytes(self, tokens: int) -> int:
+        """Bytes of a prefix that requests can share."""
+        return self.cache.shared_bytes(tokens)
+
 
 def in_engine(request: PlanRequest, spec: ModelSpec) -> tuple[PlanRequest, ChosenEngine]:
     """The request with every format spelled out as the engine stores it.

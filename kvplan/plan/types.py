@@ -77,12 +77,22 @@ class PlanRequest(BaseModel):
     """Memory of a GPU without a name, such as 24GiB."""
     bandwidth: int | None = None
     """Memory bandwidth of a GPU without a name, such as 936GB/s."""
-    util: float = 0.9
-    """Share of the GPU's memory that weights and cache may fill."""
+    util: float | None = None
+    """Share of the GPU's memory that weights and cache may fill; default 0.9, or what the engine takes."""
     weights_dtype: str | None = None
     """Number type of the weights: fp32 bf16 fp16 fp8 int8 int4, or `published` for the spec's own byte count."""
     beyond_max: bool = False
     """Allow a context above the model's maximum."""
+    lengths: str | None = None
+    """Lengths of requests: quantiles such as p50=2k,p95=16k, or a CSV or JSONL trace."""
+    shared_prefix: int | None = None
+    """Tokens at the start that all requests have in common, held once where the engine shares them."""
+    samples: int = 1
+    """Sequences sampled for each request."""
+    draft: str | None = None
+    """Draft model for speculative decoding: its weights and cache are charged too."""
+    calibration: str | None = None
+    """File written by kvplan reconcile --save: measured memory beside weights and cache, instead of estimates."""
 
 
 @dataclass(frozen=True, kw_only=True)

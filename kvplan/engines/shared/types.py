@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from kvplan.engines.shared.memory import DEFAULT_POOL, PoolRule
 from kvplan.formats.grammar import parse_any
 from kvplan.formats.grid import row_bytes
 from kvplan.memory.groups import CacheFormats, CacheGroup
@@ -168,6 +169,10 @@ class EngineCache(ABC):
         """Bytes of one more, shorter request; None where all slots have one size."""
         return self.held(tokens, 1) - self.held(tokens, 0)
 
+    def shared_bytes(self, tokens: int) -> int:
+        """Bytes of the rows of a prefix that requests can share, counted once; 0 where the engine shares none."""
+        return 0
+
     def figures(self, context: int, pool_bytes: int | None = None) -> tuple[EngineFigure, ...]:
         """What the engine itself would report: page sizes and blocks; with the bytes of its pool also what fits."""
         return ()
@@ -187,6 +192,7 @@ class Engine:
             Raises UsageError where the engine refuses the combination, UnsupportedError where kvplan has no rule yet.
         apart: whether K and V are chosen each from `formats`.
         page_option: the option that `--page-size` sets; None: the engine has no page size to set.
+        pool: how the engine sizes its pool on a GPU.
     """
 
     name: str
@@ -199,3 +205,4 @@ class Engine:
     cache: Callable[[Case], EngineCache]
     apart: bool = False
     page_option: str | None = None
+    pool: PoolRule = DEFAULT_POOL
