@@ -77,6 +77,8 @@ def _engine_summary(resolved: Resolved, room: Capacity | None) -> EngineSummary 
     chosen, rank = resolved.engine, resolved.ranks[resolved.stage]
     if chosen is None or not isinstance(rank, EngineRank):
         return None
+    from kvplan.plan.launch import launch_of
+
     context = resolved.request.context or resolved.spec.max_context
     return EngineSummary(
         name=chosen.engine.name,
@@ -85,6 +87,7 @@ def _engine_summary(resolved: Resolved, room: Capacity | None) -> EngineSummary 
         formats=chosen.formats,
         options=chosen.options,
         page_size=resolved.page_size,
+        launch=launch_of(resolved),
         figures=rank.cache.figures(context, room.pool_bytes if room and room.pool_bytes > 0 else None),
     )
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from kvplan.engines.shared.launch import Launch
 from kvplan.memory.figures import KvFigures
 from kvplan.memory.parts import EngineFigure
 from kvplan.plan.answers import STRICT, Capacity, Gain, Tree, Verdict
@@ -164,6 +165,7 @@ class EngineSummary:
         options: every option of the engine that changes bytes; None: worked out from model and GPU.
         page_size: tokens per page of growing caches; None in an engine without pages.
         figures: what the engine itself would report, such as its number of blocks.
+        launch: the command that starts it like this; None where kvplan writes none.
     """
 
     name: str
@@ -173,6 +175,7 @@ class EngineSummary:
     options: dict[str, int | float | bool | str | None]
     page_size: int | None
     figures: tuple[EngineFigure, ...]
+    launch: Launch | None = None
 
     __pydantic_config__: ClassVar[Any] = STRICT
 

@@ -233,6 +233,18 @@ def engine_lines(plan: Plan) -> list[str]:
     return lines
 
 
+def launch_lines(plan: Plan) -> list[str]:
+    """The command, and what is stored and multiplied."""
+    launch = plan.engine.launch if plan.engine else None
+    if launch is None:
+        return []
+    stored = ", ".join(f"{role} {spelling}" for role, spelling in launch.storage.items())
+    lines = [launch.text]
+    if stored:
+        lines.append(f"stored: {stored}; multiplied: {launch.compute or 'not known'}")
+    return lines
+
+
 def _option(value: int | float | bool | str) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from kvplan.engines.shared.launch import LaunchSpec
 from kvplan.engines.shared.memory import DEFAULT_POOL, PoolRule
 from kvplan.formats.grammar import parse_any
 from kvplan.formats.grid import row_bytes
@@ -39,6 +40,7 @@ class EngineFormat:
         since, until: first and last version that has it; empty: all covered ones.
         capabilities: inclusive ranges of CUDA compute capability that have it; empty: any.
         aliases: other values with the same rows.
+        compute: in which type attention multiplies with it, in words.
         skips: rules for single layers that the engine adds by itself, as `--layers` takes them.
     """
 
@@ -55,6 +57,7 @@ class EngineFormat:
     until: str = ""
     capabilities: tuple[tuple[tuple[int, int], tuple[int, int]], ...] = ()
     aliases: tuple[str, ...] = ()
+    compute: str = ""
     skips: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -193,6 +196,7 @@ class Engine:
         apart: whether K and V are chosen each from `formats`.
         page_option: the option that `--page-size` sets; None: the engine has no page size to set.
         pool: how the engine sizes its pool on a GPU.
+        launch: how it is started; None: kvplan writes no command for it.
     """
 
     name: str
@@ -206,3 +210,4 @@ class Engine:
     apart: bool = False
     page_option: str | None = None
     pool: PoolRule = DEFAULT_POOL
+    launch: LaunchSpec | None = None
