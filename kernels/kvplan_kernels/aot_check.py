@@ -37,6 +37,12 @@ PAIRS = (
     ("int4:group/32,asym", "int4:group/32,asym"),
     ("int4:group/64,asym", "int4:group/64,asym"),
     ("int2:group/32,asym", "int2:group/32,asym"),
+    ("fp4_e2m1", "fp4_e2m1"),
+    ("mxfp4", "mxfp4"),
+    ("nvfp4", "nvfp4"),
+    ("mxfp8", "mxfp8"),
+    ("int4:token,asym,rot", "int4:token,asym,rot"),
+    ("int3,rot", "int3,rot"),
 )
 HEADS, GROUP, PAGE = 8, 4, 128
 _POINTERS = {"fp16": "*fp16", "bf16": "*bf16", "fp32": "*fp32"}
@@ -54,10 +60,14 @@ def decode_signature(layout: Layout) -> dict[str, str]:
 
     def static(role: str) -> str:
         view = layout.view(role)
+        if view.has_global:
+            return "*fp32"
         return _POINTERS[view.meta_storage] if view.has_static_scale else "*bf16"
 
     return {
-        "Q": "*bf16", "K_WORDS": _POINTERS.get(k.number, "*i16"), "V_WORDS": _POINTERS.get(v.number, "*i16"),
+        "Q": "*fp32" if k.rot else "*bf16",
+        "K_WORDS": _POINTERS.get(k.number, "*i16"), "V_WORDS": _POINTERS.get(v.number, "*i16"),
+        "K_HIGH": "*i16" if k.two_parts else "*bf16", "V_HIGH": "*i16" if v.two_parts else "*bf16",
         "K_META": "*i32", "V_META": "*i32", "K_SCALE": static("k"), "V_SCALE": static("v"), "V_ZERO": static("v"),
         "PART_OUT": "*fp32", "PART_LSE": "*fp32", "PAGE_TABLE": "*i32", "LENGTHS": "*i32", "TILE_STARTS": "*i32",
         "sm_scale": "fp32", "num_requests": "i32", "max_pages": "i32",
@@ -76,9 +86,9 @@ def check_decode(
     return config, report(compiled)
 
 
-def check_combine(capability: int = 90) -> Report:
+def check_combine(rotated: bool = False, capability: int = 90) -> Report:
     """Compile the combine kernel for 64 requests."""
-    constants = {**combine_constants(64 * HEADS, 528, HEADS, GROUP, 128), "PDL": has_dependent_launch(capability)}
+    constants = {**combine_constants(64 * HEADS, 528, HEADS, GROUP, 128, rotated), "PDL": has_dependent_launch(capability)}
     signature = {
         "PART_OUT": "*fp32", "PART_LSE": "*fp32", "OUT": "*bf16", "TILE_STARTS": "*i32",
         "num_requests": "i32", "num_programs": "i32",
@@ -100,6 +110,7 @@ def main() -> int:
         config, result = check_decode(k, v)
         rows.append(row(f"decode {k} {v}", config, result, config.block_tokens * 256))
     rows.append(row("combine", None, check_combine(), 0))
+    rows.append(row("combine rotated", None, check_combine(rotated=True), 0))
     json.dump({"triton": triton.__version__, "kernels": rows}, sys.stdout, indent=1)
     return 0
 

@@ -29,6 +29,18 @@ def field_shape(field: Field) -> tuple[int, torch.dtype]:
     return field.unit_bytes // dtype.itemsize, dtype
 
 
+def field_view(layout: Layout, plane: Plane, tensor: torch.Tensor, role: str, name: str, page_size: int) -> torch.Tensor:
+    """A field of a page plane's tensor, `(num_pages, heads, units, elements)`: bytes if the plane is packed."""
+    at = plane.offset(role, name, page_size)
+    field = next(f for f in plane.fields if (f.tensor, f.name) == (role, name))
+    if plane.pack != "page":
+        return tensor[..., at : at + (field.unit_bytes if plane.pack else field_shape(field)[0])]
+    heads, units = plane.heads(layout.heads), page_size // field.tokens
+    part = page_size // plane.tokens * plane.slot_bytes
+    parts = tensor[:, : heads * part].unflatten(-1, (heads, part))
+    return parts[..., at : at + units * field.unit_bytes].unflatten(-1, (units, field.unit_bytes))
+
+
 def plane_dtype(plane: Plane) -> torch.dtype:
     """Element dtype of a plane's tensor; packed planes and storages without a dtype are bytes."""
     return DTYPES.get(plane.storage, torch.uint8)
@@ -82,16 +94,42 @@ class Cache:
 
     def codes(self, role: str) -> torch.Tensor:
         """Codes of `role`, `(num_pages, heads, page_size, dim)` in the storage's dtype; below 8 bits a row's bytes."""
-        return self.planes[self.layout.plane(role, "codes").name]
+        codes, plane = self.field(role, "codes"), self.layout.plane(role, "codes")
+        return codes.view(DTYPES.get(plane.fields[0].storage, torch.uint8)) if plane.pack else codes
+
+    def field(self, role: str, name: str) -> torch.Tensor:
+        """A field stored with the rows, see `field_view`."""
+        plane = self.layout.plane(role, name)
+        return field_view(self.layout, plane, self.planes[plane.name], role, name, self.page_size)
 
     def words(self, role: str) -> torch.Tensor:
         """Codes of `role` as int16 words, `(num_pages, heads, page_size, words)`; 16-bit rows stay as they are."""
         codes = self.codes(role)
         return codes if codes.element_size() == 2 else codes.view(torch.int16)
 
+    def high(self, role: str) -> torch.Tensor | None:
+        """Third bits of 3-bit codes as int16 words, `(num_pages, heads, page_size, high_words)`; None for others."""
+        return self.field(role, "high").view(torch.int16) if self.layout.view(role).two_parts else None
+
     def meta(self, role: str) -> torch.Tensor | None:
-        """The plane with the row scales of `role`, `(num_pages, heads, slots, items)`; None without row scales."""
-        return self._find(role, "scale", "page")
+        """The plane with the row scales of `role`, `(num_pages, heads, slots, items)`; None without row scales.
+
+        Of a page plane the scales alone, as bytes.
+        """
+        plane = self._find(role, "scale", "page")
+        return plane if plane is None or not self.layout.tensor(role).pack else self.field(role, "scale")
+
+    def meta_start(self, role: str) -> torch.Tensor | None:
+        """`meta` as kernels address it: one row of elements, of a page plane from its first scale to the end."""
+        plane = self._find(role, "scale", "page")
+        if plane is None or not self.layout.tensor(role).pack:
+            return plane if plane is None else plane.view(-1)
+        return plane.view(-1)[self.layout.plane(role, "scale").offset(role, "scale", self.page_size) :]
+
+    def layer_scale(self, role: str) -> torch.Tensor | None:
+        """What one layer's scales are multiplied by or consist of: its static scales, else its global scale."""
+        static = self.static(role)
+        return self.static(role, "global") if static is None else static
 
     def static(self, role: str, name: str = "scale") -> torch.Tensor | None:
         """Static scales (or zeros) of `role`, `(heads, items)`; None without static scales."""

@@ -216,16 +216,20 @@ class Layout:
             UnsupportedError: a layout whose bytes a view cannot describe yet, so that no kernel misreads it.
         """
         tensor = self.tensor(role)
-        missing = tensor.beyond_kernels or ("codes in two parts" if len(code_fields(tensor.number)) > 1 else "")
+        split = len(code_fields(tensor.number)) > 1 and tensor.number != "int3"
+        missing = tensor.beyond_kernels or ("codes in two parts" if split else "")
         if missing:
             raise UnsupportedError(
                 f"format {tensor.spelling} has no kernel yet ({missing}): it can be planned, not run",
-                "use a 16-bit, int8, int4, int2 or fp8 format",
+                "use a 16-bit, int8, int4, int3, int2, fp8 or fp4 format",
             )
         names = {f.name: p for p in self.planes for f in p.fields if f.tensor == role}
         scale = names.get("scale")
         row = scale is not None and scale.scope == "page"
         static = scale if scale is not None and not row else None
+        # With pack=page the scales are a block of their own behind the codes: they start at its first item.
+        packed = self.plane(role, "codes") if tensor.pack else None
+        stored = next((f for f in scale.fields if (f.tensor, f.name) == (role, "scale")), None) if scale else None
         return TensorView(
             number=tensor.number,
             bits=number_bits(tensor.number),
@@ -233,10 +237,13 @@ class Layout:
             granularity=tensor.granularity,
             group=tensor.group,
             asym=tensor.asym,
-            meta_storage=scale.storage if scale is not None else "",
-            meta_stride=scale.items if scale is not None and row else 0,
-            scale_at=scale.offset(role, "scale") if scale is not None and row else 0,
+            meta_storage=stored.storage if stored is not None else "",
+            meta_stride=(stored.items if packed and stored else scale.items) if scale is not None and row else 0,
+            scale_at=scale.offset(role, "scale") if scale is not None and row and not packed else 0,
             zero_at=scale.offset(role, "zero") if scale is not None and row and tensor.asym else -1,
             static_items=sum(f.items for f in static.fields if f.name == "scale") if static is not None else 0,
             static_per_head=static.per_head if static is not None else False,
+            part_bytes=packed.slot_bytes if packed else 0,
+            has_global="global" in names,
+            rot=tensor.rot,
         )

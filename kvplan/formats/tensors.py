@@ -48,13 +48,15 @@ class BoundTensor:
     @property
     def beyond_kernels(self) -> str:
         """What of this tensor a `TensorView` cannot say yet, so that no kernel can read it; empty if nothing."""
+        # In a page plane only codes and one block of scales are known; scales of a byte only beside float codes.
+        two_blocks = self.pack == "page" and not self.asym and not (self.granularity == "channel" and self.group)
+        byte_scale = self.scale in ("fp8_e4m3", "e8m0") and self.number.startswith("fp")
         features = {
-            f"pack={self.pack}": bool(self.pack),
+            f"pack={self.pack}": bool(self.pack) and not two_blocks,
             "row": self.row,
-            "rot": self.rot,
             f"rope={self.rope}": bool(self.rope),
-            f"global={self.global_scale}": bool(self.global_scale),
-            f"scale={self.scale}": self.scale not in ("", "fp16", "bf16", "fp32"),
+            f"global={self.global_scale}": bool(self.global_scale) and self.scale != "fp8_e4m3",
+            f"scale={self.scale}": self.scale not in ("", "fp16", "bf16", "fp32") and not byte_scale,
         }
         return ", ".join(name for name, present in features.items() if present)
 
@@ -65,6 +67,10 @@ class TensorView:
 
     Row metadata (scale, zero) is read at `slot * meta_stride + offset`, both in items of the plane's storage.
     Static scales have `static_items` items per head (`static_heads` 1 when one scale serves all heads).
+
+    `part_bytes`: with `pack=page`, bytes per token of one head's part of a page, all its blocks; 0 where a field has
+    its plane to itself. `has_global`: one more scale above all row scales. `rot`: rows are rotated before they are
+    encoded (a fixed Hadamard matrix with signs, see the codec).
     """
 
     number: str
@@ -79,6 +85,9 @@ class TensorView:
     zero_at: int
     static_items: int
     static_per_head: bool
+    part_bytes: int = 0
+    has_global: bool = False
+    rot: bool = False
 
     @property
     def quantised(self) -> bool:
@@ -89,23 +98,62 @@ class TensorView:
         return self.number.startswith("int")
 
     @property
+    def field_bits(self) -> int:
+        """Bits of a code in its words; 3-bit codes have their third bit in words of their own, one bit per channel."""
+        return 2 if self.two_parts else self.bits
+
+    @property
+    def two_parts(self) -> bool:
+        """Whether codes lie in two planes: 2 low bits in `codes`, the third bit in `high`."""
+        return self.number == "int3"
+
+    @property
     def words(self) -> int:
-        """16-bit words of one row of one head."""
-        return self.dim * self.bits // 16
+        """16-bit words of one row of one head, in the plane `codes`."""
+        return self.dim * self.field_bits // 16
+
+    @property
+    def high_words(self) -> int:
+        """16-bit words of one row of third bits: bit b of word w is channel `b * high_words + w`."""
+        return self.dim // 16 if self.two_parts else 0
+
+    @property
+    def code_items(self) -> int:
+        """Elements of one row as the kernels address it: words below 8 bits, else channels."""
+        return self.words if self.planar else self.dim
+
+    @property
+    def code_bytes(self) -> int:
+        """Bytes of such an element."""
+        return 2 if self.planar else self.bits // 8
+
+    @property
+    def meta_bits(self) -> int:
+        return {"fp32": 32, "fp16": 16, "bf16": 16}.get(self.meta_storage, 8)
 
     @property
     def fields_per_word(self) -> int:
-        return 16 // self.bits
+        return 16 // self.field_bits
+
+    @property
+    def channel_multiple(self) -> int:
+        """Rows of a multiple of these channels end on a 16-bit word, the unit in which kernels read codes."""
+        return 16 if self.two_parts else max(1, 16 // self.bits)
 
     @property
     def whole_words(self) -> bool:
-        """Whether a row ends on a 16-bit word, the unit in which kernels read codes."""
-        return self.dim * self.bits % 16 == 0
+        """Whether a row ends on a 16-bit word."""
+        return self.dim % self.channel_multiple == 0
 
     @property
     def planar(self) -> bool:
         """Field j of word w is channel `j * words + w` in codes narrower than a byte, else channel `w * fields + j`."""
         return self.bits < 8
+
+    @property
+    def weighted(self) -> bool:
+        """Whether field i of a byte is unpacked in place, as a number `2**(field_bits * i)` too large."""
+        return self.planar and self.is_int
 
     @property
     def groups(self) -> int:
@@ -118,6 +166,11 @@ class TensorView:
         if self.granularity != "group":
             return self.words
         return gcd(self.words, self.group) if self.planar else self.group * self.bits // 16
+
+    @property
+    def high_stripe_words(self) -> int:
+        """`stripe_words` of the words of third bits."""
+        return gcd(self.high_words, self.group) if self.granularity == "group" else self.high_words
 
     # The group of field j of stripe i is (j * field_step + i * stripe_step) // group_width, for any format.
     @property
@@ -149,8 +202,10 @@ class TensorView:
     @property
     def nested(self) -> bool:
         """Whether all fields in the upper byte of a word have one scale: kernels then unpack them as nested sums."""
-        if not self.planar or self.granularity != "group":
-            return self.planar
+        if not self.weighted or self.two_parts:
+            return False
+        if self.granularity != "group":
+            return True
         return self.stripes == 1 and self.dim // 2 // self.group == (self.dim - 1) // self.group
 
     @property

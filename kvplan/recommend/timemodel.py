@@ -30,7 +30,7 @@ def read_roof(device: DeviceSpec) -> float:
 
 def roof_share(tensor: BoundTensor) -> float | None:
     """Steady-state share of the read roof at which this tensor is read; None where no kernel was timed."""
-    timed = not (tensor.group or tensor.asym or tensor.recent or tensor.beyond_kernels)
+    timed = not (tensor.group or tensor.asym or tensor.recent or tensor.rot or tensor.beyond_kernels)
     return _ROOF_SHARES.get(tensor.number) if timed else None
 
 

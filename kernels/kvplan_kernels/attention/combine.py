@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kvplan_kernels.codecs.rotation import turn
 from kvplan_kernels.dialect import cast, loop_bound
 
 NO_SCORE = tl.constexpr(-1.0e30)
@@ -24,9 +25,11 @@ def combine_kernel(
     HKV: tl.constexpr,
     G: tl.constexpr,
     DV: tl.constexpr,
+    LOG2_DV: tl.constexpr,
     CHANNELS: tl.constexpr,
     SPLITS: tl.constexpr,
     PDL: tl.constexpr,
+    ROTATED: tl.constexpr,
 ):
     """One program: one (request, KV head), one query head of its group, CHANNELS channels; SPLITS partials a step."""
     i_pair = tl.program_id(0)
@@ -64,16 +67,22 @@ def combine_kernel(
         b_out = b_out * b_keep + tl.sum(b_part * b_weight[:, None], 0)
         b_max = b_new
     b_out = b_out / tl.where(b_sum > 0, b_sum, 1.0)
+    if ROTATED:
+        # All channels are here, a power of two.
+        b_out = turn(b_out.reshape(1, DV), tl.arange(0, DV), 1, DV, LOG2_DV, True).reshape(DV)
     p_out = OUT + (i_pair.to(tl.int64) * G + i_row) * DV + o_channel
     tl.store(p_out, cast(b_out, OUT.dtype.element_ty), mask=o_channel < DV)
 
 
-def combine_constants(pairs: int, num_programs: int, kv_heads: int, group: int, dim_v: int) -> dict[str, int]:
+def combine_constants(
+    pairs: int, num_programs: int, kv_heads: int, group: int, dim_v: int, rotated: bool = False
+) -> dict[str, int]:
     """Constexprs of the kernel from shapes alone; any lengths are correct, equal ones take one step per program."""
     splits = min(64, max(2, triton.next_power_of_2(triton.cdiv(num_programs, pairs) + 1)))
     padded = triton.next_power_of_2(dim_v)
-    channels = padded if splits <= 16 else min(padded, 32)
-    return {"HKV": kv_heads, "G": group, "DV": dim_v, "CHANNELS": channels, "SPLITS": splits}
+    channels = padded if splits <= 16 or rotated else min(padded, 32)
+    sizes = {"HKV": kv_heads, "G": group, "DV": dim_v, "LOG2_DV": dim_v.bit_length() - 1}
+    return {**sizes, "CHANNELS": channels, "SPLITS": splits, "ROTATED": rotated}
 
 
 def combine(
@@ -85,17 +94,19 @@ def combine(
     kv_heads: int,
     *,
     pdl: bool,
+    rotated: bool = False,
 ) -> None:
     """Write `out` `(B, HQ, DV)` from `part_out` `(slots, G, DV)` and `part_lse` `(slots, G)`; zeros for length 0.
 
     Args:
         starts: int32 `(B + 1,)`, see work.py.
         num_programs: grid of the kernel that wrote the partials.
+        rotated: V is stored rotated, so the outputs are rotated back.
         pdl: launched by programmatic dependency (sm_90 and later): the prologue overlaps the main kernel's end.
     """
     requests, heads, dim_v = out.shape
     group = heads // kv_heads
-    c = combine_constants(requests * kv_heads, num_programs, kv_heads, group, dim_v)
+    c = combine_constants(requests * kv_heads, num_programs, kv_heads, group, dim_v, rotated)
     options = {"launch_pdl": True} if pdl else {}
     grid = (requests * kv_heads, group, triton.cdiv(dim_v, c["CHANNELS"]))
     combine_kernel[grid](

@@ -55,7 +55,9 @@ TABLE = {
     "16 bit": DecodeConfig(32, 1, 3, 4),
     "int8": DecodeConfig(64, 1, 3, 4),
     "fp8": DecodeConfig(64, 1, 3, 4),
+    "fp4": DecodeConfig(32, 1, 3, 8),
     "int4": DecodeConfig(64, 1, 3, 8),
+    "int3": DecodeConfig(64, 1, 3, 8),
     "int2": DecodeConfig(128, 1, 3, 8),
     "groups": DecodeConfig(32, 1, 3, 8),
 }
@@ -66,6 +68,8 @@ def format_class(layout: Layout) -> str:
     views = [layout.view(r) for r in ("k", "v")]
     if any(v.bits == 16 for v in views):
         return "16 bit"
+    if any(v.number == "fp4_e2m1" for v in views):
+        return "fp4"
     if any(v.groups > 1 for v in views):
         return "groups"
     widest = max(v.bits for v in views)

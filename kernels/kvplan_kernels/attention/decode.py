@@ -23,6 +23,7 @@ from kvplan_kernels.attention.workspace import Workspace
 from kvplan_kernels.cache import Cache
 from kvplan_kernels.codecs.grid_tiles import channels, unit_log2
 from kvplan_kernels.codecs.planar_tiles import output_plane
+from kvplan_kernels.codecs.rotation import rotate
 from kvplan_kernels.dialect import LEAST_COLUMNS, has_dependent_launch, loop_bound
 
 LOG2_E = 1.4426950408889634
@@ -33,6 +34,8 @@ def decode_kernel(
     Q,
     K_WORDS,
     V_WORDS,
+    K_HIGH,
+    V_HIGH,
     K_META,
     V_META,
     K_SCALE,
@@ -65,8 +68,8 @@ def decode_kernel(
 ):
     """One program: its range of the work list, one (request, KV head) segment after the other.
 
-    Q `[B, HKV * G, K.dim]`; *_WORDS `[pages, HKV, PAGE, words]`; *_META int32 view of `[pages, HKV, PAGE, items]`;
-    *_SCALE, V_ZERO `[HKV or 1, items]`; PART_OUT `[slots, G, V.dim]`, PART_LSE `[slots, G]`; PAGE_TABLE
+    Q `[B, HKV * G, K.dim]`; *_WORDS `[pages, HKV, PAGE, words]`, *_HIGH with the third bits of 3-bit codes; *_META int32
+    view of `[pages, HKV, PAGE, items]`; *_SCALE (or the global scale), V_ZERO `[HKV or 1, items]`; PART_OUT `[slots, G, V.dim]`, PART_LSE `[slots, G]`; PAGE_TABLE
     `[B, max_pages]`; TILE_STARTS `[B + 1]`. `sm_scale` includes log2(e). KW, VW: words of a stripe, padded.
     """
     # One pointer for one plane, so that loads of the same words are merged.
@@ -113,13 +116,13 @@ def decode_kernel(
         for i_tile in tl.range(loop_bound(first), loop_bound(full), num_stages=STAGES):
             i_next = tl.load(p_table + tl.minimum(i_tile + 1, last - 1) * BN // PAGE)
             m, l, acc = attend(
-                i_tile, m, l, acc, q, q_sum, k_factor, K_WORDS, V_WORDS, K_META, V_META, i_page, i_head, length,
+                i_tile, m, l, acc, q, q_sum, k_factor, K_WORDS, V_WORDS, K_HIGH, V_HIGH, K_META, V_META, i_page, i_head, length,
                 o_k, o_v, o_kw, o_vw, o_token, K, V, HKV, PAGE, BN, K_UNIT, V_UNIT, NATIVE_FP8, False,
             )  # fmt: skip
             i_page = i_next
         if last > full:
             m, l, acc = attend(
-                full, m, l, acc, q, q_sum, k_factor, K_WORDS, V_WORDS, K_META, V_META, i_page, i_head, length,
+                full, m, l, acc, q, q_sum, k_factor, K_WORDS, V_WORDS, K_HIGH, V_HIGH, K_META, V_META, i_page, i_head, length,
                 o_k, o_v, o_kw, o_vw, o_token, K, V, HKV, PAGE, BN, K_UNIT, V_UNIT, NATIVE_FP8, True,
             )  # fmt: skip
         slot = i_program + i_pair
@@ -206,13 +209,15 @@ def decode(
     constants = decode_constants(layout, cache.page_size, group, config, _capability(q.device))
     scale = (k.dim**-0.5 if sm_scale is None else sm_scale) * LOG2_E
     decode_kernel[(programs,)](
-        q,
+        rotate(q, workspace.query) if k.rot else q,
         cache.words("k"),
         cache.words("v"),
-        _words(cache.meta("k"), q),
-        _words(cache.meta("v"), q),
-        _or(cache.static("k"), q),
-        _or(cache.static("v"), q),
+        _or(cache.high("k"), q),
+        _or(cache.high("v"), q),
+        _words(cache.meta_start("k"), q),
+        _words(cache.meta_start("v"), q),
+        _or(cache.layer_scale("k"), q),
+        _or(cache.layer_scale("v"), q),
         _or(cache.static("v", "zero"), q),
         workspace.part_out,
         workspace.part_lse,
@@ -225,7 +230,8 @@ def decode(
         **constants,
         **config.options,
     )
-    combine(workspace.part_out, workspace.part_lse, out, work, programs, layout.heads, pdl=constants["PDL"])
+    pdl = constants["PDL"]
+    combine(workspace.part_out, workspace.part_lse, out, work, programs, layout.heads, pdl=pdl, rotated=v.rot)
     return out
 
 
@@ -234,7 +240,8 @@ def make_workspace(q: torch.Tensor, cache: Cache, config: DecodeConfig | None = 
     layout = cache.layout
     group, dim_v = q.shape[1] // layout.heads, layout.view("v").dim
     config = config or default_config(layout, cache.page_size, group)
-    return Workspace.allocate(config.num_programs(q.device), q.shape[0], layout.heads, group, dim_v, q.device)
+    turned = layout.view("k").dim if layout.view("k").rot else 0
+    return Workspace.allocate(config.num_programs(q.device), q.shape[0], layout.heads, group, dim_v, q.device, turned)
 
 
 def _capability(device: torch.device) -> int:
@@ -246,7 +253,7 @@ def _capability(device: torch.device) -> int:
 
 def _words(meta: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor:
     """Metadata as the int32 words that the kernel reads; any tensor where the format has none."""
-    return q if meta is None else meta.view(-1).view(torch.int32)
+    return q if meta is None else meta.view(torch.int32)
 
 
 def _or(tensor: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,7 @@ def check_supported(layout: Layout) -> None:
         if not has_tiles(view) or tensor.recent:
             raise UnsupportedError(
                 f"{role} format {tensor.spelling} has no decode kernel yet",
-                "kernels read fp16, bf16, fp8, int8, int4 and int2 by tensor, head, channel, token or group/N",
+                "kernels read fp16, bf16, fp8, fp4, int8, int4, int3 and int2 by tensor, head, channel, token or group/N",
             )
 
 
@@ -69,5 +69,9 @@ def check_memory(
     wanted = (slots, heads // kv_heads, dim_v)
     if tuple(workspace.part_out.shape) != wanted or workspace.buffer.device != out.device:
         raise ValueError(f"workspace is for {tuple(workspace.part_out.shape)}, this call needs {wanted}")
+    view = cache.layout.view("k")
+    query = (requests, heads, view.dim if view.rot else 0)
+    if tuple(workspace.query.shape) != query:
+        raise ValueError(f"workspace has room for rotated queries {tuple(workspace.query.shape)}, not {query}")
     if work is not None and (work.shape != (requests + 1,) or work.dtype != torch.int32):
         raise ValueError(f"work is {tuple(work.shape)} {work.dtype}, expected ({requests + 1},) int32")

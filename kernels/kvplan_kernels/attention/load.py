@@ -9,16 +9,17 @@ import triton.language as tl
 
 from kvplan_kernels.codecs.grid_tiles import centre, channels, load_meta
 from kvplan_kernels.codecs.planar_tiles import query_plane
+from kvplan_kernels.codecs.rows import meta_offset, word_offset
 from kvplan_kernels.dialect import cast
 
 
 @triton.jit
-def load_meta_rows(META, row, o_token, m_token, T: tl.constexpr, MASKED: tl.constexpr):
+def load_meta_rows(META, i_part, i_slot, o_token, m_token, T: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr):
     """Metadata of the tile's rows, all items [BN, items padded], fp16; 0 where none is needed."""
     if T.meta_dot:
         ITEMS: tl.constexpr = triton.next_power_of_2(T.meta_stride) if T.meta_stride > 16 else 16
         o_item = tl.arange(0, ITEMS)
-        p_item = META.to(tl.pointer_type(tl.float16)) + row * T.meta_stride
+        p_item = META.to(tl.pointer_type(tl.float16)) + meta_offset(i_part, i_slot, T, PAGE)
         p_item += o_item[:, None] + o_token[None, :] * T.meta_stride
         if MASKED:
             m_item = m_token[None, :] & (o_item < T.meta_stride)[:, None]
@@ -64,12 +65,26 @@ def word_offsets(T: tl.constexpr, W: tl.constexpr, BN: tl.constexpr):
 
 
 @triton.jit
-def load_stripes(p_row, o_words, o_word, m_token, T: tl.constexpr, MASKED: tl.constexpr):
-    """One tile of words per stripe; a row has several stripes where groups are narrower than planes."""
+def load_stripes(
+    WORDS, HIGH, i_part, i_slot, o_words, o_word, o_token, m_token, T: tl.constexpr, PAGE: tl.constexpr,
+    MASKED: tl.constexpr,
+):  # fmt: skip
+    """One tile of words per stripe; a row has several stripes where groups are narrower than planes.
+
+    Codes in two parts: pairs of tiles, the second with the words of third bits that belong to the first's words.
+    """
     STRIPES: tl.constexpr = T.stripes
+    p_row = WORDS + word_offset(i_part, i_slot, T, PAGE)
     tiles = ()
     for i_stripe in tl.static_range(STRIPES):
-        tiles = tiles + (load_words(p_row + i_stripe * T.stripe_words, o_words, o_word, m_token, T, MASKED),)
+        tile = load_words(p_row + i_stripe * T.stripe_words, o_words, o_word, m_token, T, MASKED)
+        if T.two_parts:
+            p_high = HIGH + (i_part * PAGE + i_slot) * T.high_words
+            o_high = (i_stripe * T.stripe_words + o_word) % T.high_words
+            o_high = o_token[None, :] * T.high_words + o_high[:, None]
+            tiles = tiles + ((tile, load_words(p_high, o_high, o_word, m_token, T, MASKED)),)
+        else:
+            tiles = tiles + (tile,)
     return tiles
 
 
@@ -88,13 +103,13 @@ def load_words(p_row, o_words, o_word, m_token, T: tl.constexpr, MASKED: tl.cons
 
 
 @triton.jit
-def load_row_meta(META, row, o_token, m_token, T: tl.constexpr, MASKED: tl.constexpr):
-    """(scales, zeros): per group the words of metadata [BN] of the tile that begins at `row`; empty without."""
+def load_row_meta(META, i_part, i_slot, o_token, m_token, T: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr):
+    """(scales, zeros): per group the words of metadata [BN] of the tile that begins at a slot; empty without."""
     GROUPS: tl.constexpr = T.groups
     scales = ()
     zeros = ()
     if T.has_row_scale:
-        p_meta = META + row * T.meta_stride // (1 if T.meta_storage == "fp32" else 2)
+        p_meta = META + meta_offset(i_part, i_slot, T, PAGE) // (32 // T.meta_bits)
         for g in tl.static_range(GROUPS):
             scales = scales + (load_meta(p_meta, o_token, m_token, T.scale_at + g, T, MASKED),)
         if T.asym and not T.meta_dot:
@@ -144,4 +159,6 @@ def load_query(p_query, K_SCALE, i_head, K_WORDS, o_word, o_head, K: tl.constexp
             planes = planes + (cast(query_plane(rows, i_stripe * PLANES + j, j, K) * inverse, DTYPE),)
     if K.static_items == 1:
         unit = unit * tl.load(K_SCALE + (i_head if K.static_per_head else 0)).to(tl.float32)
+    if K.has_global:
+        unit = unit * tl.load(K_SCALE)
     return planes, sums, unit

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from kvplan_kernels.attention.load import load_meta_rows, load_row_meta, load_stripes
 from kvplan_kernels.codecs.grid_tiles import centre, meta_value, scale_columns, unpack
-from kvplan_kernels.codecs.planar_tiles import plane_weight
+from kvplan_kernels.codecs.planar_tiles import plane_weight, unpack_int3
 from kvplan_kernels.dialect import cast, dot
 
 NO_SCORE = tl.constexpr(-1.0e30)
@@ -18,23 +18,24 @@ P_SHIFT = tl.constexpr(8.0)
 
 @triton.jit
 def attend(
-    i_tile, m, l, acc, q, q_sum, k_factor, K_WORDS, V_WORDS, K_META, V_META, i_page, i_head, length,
+    i_tile, m, l, acc, q, q_sum, k_factor, K_WORDS, V_WORDS, K_HIGH, V_HIGH, K_META, V_META, i_page, i_head, length,
     o_k, o_v, o_kw, o_vw, o_token, K: tl.constexpr, V: tl.constexpr, HKV: tl.constexpr, PAGE: tl.constexpr,
     BN: tl.constexpr, K_UNIT: tl.constexpr, V_UNIT: tl.constexpr, NATIVE_FP8: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add one tile of BN tokens to the running softmax: m [HEADS], l [8, HEADS], acc planes [VW, HEADS]."""
     i_token = i_tile * BN
-    row = (i_page.to(tl.int64) * HKV + i_head) * PAGE + i_token % PAGE
+    i_part = i_page.to(tl.int64) * HKV + i_head
+    i_slot = i_token % PAGE
     m_token = o_token < length - i_token
-    k_words = load_stripes(K_WORDS + row * K.words, o_k, o_kw, m_token, K, MASKED)
-    k_scales, k_zeros = load_row_meta(K_META, row, o_token, m_token, K, MASKED)
-    v_words = load_stripes(V_WORDS + row * V.words, o_v, o_vw, m_token, V, MASKED)
-    v_scales, v_zeros = load_row_meta(V_META, row, o_token, m_token, V, MASKED)
+    k_words = load_stripes(K_WORDS, K_HIGH, i_part, i_slot, o_k, o_kw, o_token, m_token, K, PAGE, MASKED)
+    k_scales, k_zeros = load_row_meta(K_META, i_part, i_slot, o_token, m_token, K, PAGE, MASKED)
+    v_words = load_stripes(V_WORDS, V_HIGH, i_part, i_slot, o_v, o_vw, o_token, m_token, V, PAGE, MASKED)
+    v_scales, v_zeros = load_row_meta(V_META, i_part, i_slot, o_token, m_token, V, PAGE, MASKED)
 
-    k_meta = load_meta_rows(K_META, row, o_token, m_token, K, MASKED)
-    v_meta = load_meta_rows(V_META, row, o_token, m_token, V, MASKED)
+    k_meta = load_meta_rows(K_META, i_part, i_slot, o_token, m_token, K, PAGE, MASKED)
+    v_meta = load_meta_rows(V_META, i_part, i_slot, o_token, m_token, V, PAGE, MASKED)
 
-    k = unpack_stripes(k_words, K, NATIVE_FP8)
+    k = unpack_stripes(k_words, o_kw, K, NATIVE_FP8)
     s = scores(k, q, q_sum, k_factor, k_scales, k_zeros, k_meta, o_token, K)
     if MASKED:
         s = tl.where(m_token[:, None], s, NO_SCORE)
@@ -45,7 +46,7 @@ def attend(
     # Eight partial sums per head, so that the loop needs no exchange between threads for l.
     l = l * keep[None, :] + tl.sum(p.reshape(BN // 8, 8, m.shape[0]), 0)
 
-    v = unpack_stripes(v_words, V, NATIVE_FP8)
+    v = unpack_stripes(v_words, o_vw, V, NATIVE_FP8)
     acc = outputs(v, acc, p, keep, v_scales, v_zeros, v_meta, o_token, V, V_UNIT)
     return m_new, l, acc
 
@@ -133,12 +134,17 @@ def outputs(v, acc, p, keep, v_scales, v_zeros, v_meta, o_token, V: tl.constexpr
 
 
 @triton.jit
-def unpack_stripes(tiles, T: tl.constexpr, NATIVE_FP8: tl.constexpr):
+def unpack_stripes(tiles, o_word, T: tl.constexpr, NATIVE_FP8: tl.constexpr):
     """Planes of all stripes, `stripe * fields_per_word + field`."""
     STRIPES: tl.constexpr = T.stripes
     planes = ()
     for i_stripe in tl.static_range(STRIPES):
-        planes = planes + unpack(tiles[i_stripe], T, NATIVE_FP8)
+        if T.two_parts:
+            # In the upper half of a row's words the third bits are the odd ones.
+            odd = (i_stripe * T.stripe_words + o_word) // T.high_words
+            planes = planes + unpack_int3(tiles[i_stripe][0], tiles[i_stripe][1], odd)
+        else:
+            planes = planes + unpack(tiles[i_stripe], T, NATIVE_FP8)
     return planes
 
 
@@ -163,4 +169,6 @@ def finish_output(acc, b_inverse, V_SCALE, V_ZERO, i_head, o_channel, m_word, V:
             # The codes were centred in the loop.
             b_zero = tl.load(V_ZERO + o_static, mask=m_word, other=0.0).to(tl.float32)
             b_out += (b_zero + 2.0 ** (V.bits - 1) * b_scale)[:, None]
+    if V.has_global:
+        b_out = b_out * tl.load(V_SCALE)
     return b_out

@@ -15,9 +15,12 @@ from torch import Tensor
 
 from kvplan.formats.layout import Layout
 from kvplan_kernels.cache import Cache
-from kvplan_kernels.codecs.convert import decode_code, decode_field, round_to, to_fp32
+from kvplan_kernels.codecs.block_tiles import e2m1_value, full_scale
+from kvplan_kernels.codecs.convert import decode_code, field_of, round_to, to_fp32
 from kvplan_kernels.codecs.limits import check_kernel, grid_of
-from kvplan_kernels.store.door import code_bits
+from kvplan_kernels.codecs.rotation import rotate
+from kvplan_kernels.codecs.rows import code_offset, meta_offset
+from kvplan_kernels.store.door import code_bits, meta_bits
 
 # Tokens per program.
 TILE_TOKENS = 32
@@ -28,7 +31,7 @@ _NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 @triton.jit
 def _dequantise_kernel(
     p_k_out, p_v_out, p_k_codes, p_v_codes, p_k_meta, p_v_meta, p_k_scale, p_v_scale, p_k_zero, p_v_zero,
-    p_table, p_lengths, num_tokens, max_pages,
+    p_k_high, p_v_high, p_table, p_lengths, num_tokens, max_pages,
     K: tl.constexpr, V: tl.constexpr, KG: tl.constexpr, VG: tl.constexpr,
     HKV: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, OUT: tl.constexpr,
 ):  # fmt: skip
@@ -40,18 +43,20 @@ def _dequantise_kernel(
     m_out = o_token < num_tokens
     m_token = m_out & (o_token < tl.load(p_lengths + i_seq))
     page = tl.load(p_table + i_seq * max_pages + o_token // PAGE, mask=m_token, other=0).to(tl.int64)
-    o_row = (page * HKV + i_head) * PAGE + o_token % PAGE
+    o_part, o_slot = page * HKV + i_head, o_token % PAGE
     o_out = (i_seq * HKV + i_head) * num_tokens + o_token
     if i_side == 0:
-        _read_rows(p_k_out, o_out, m_out, o_row, m_token, i_head, p_k_codes, p_k_meta, p_k_scale, p_k_zero, K, KG, OUT)
+        _read_rows(p_k_out, o_out, m_out, o_part, o_slot, m_token, i_head, p_k_codes, p_k_high, p_k_meta, p_k_scale,
+                   p_k_zero, K, KG, OUT, PAGE)  # fmt: skip
     else:
-        _read_rows(p_v_out, o_out, m_out, o_row, m_token, i_head, p_v_codes, p_v_meta, p_v_scale, p_v_zero, V, VG, OUT)
+        _read_rows(p_v_out, o_out, m_out, o_part, o_slot, m_token, i_head, p_v_codes, p_v_high, p_v_meta, p_v_scale,
+                   p_v_zero, V, VG, OUT, PAGE)  # fmt: skip
 
 
 @triton.jit
 def _read_rows(
-    p_out, o_out, m_out, o_row, m_token, i_head, p_codes, p_meta, p_scale, p_zero,
-    L: tl.constexpr, G: tl.constexpr, OUT: tl.constexpr,
+    p_out, o_out, m_out, o_part, o_slot, m_token, i_head, p_codes, p_high, p_meta, p_scale, p_zero,
+    L: tl.constexpr, G: tl.constexpr, OUT: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
     """Decode the rows of one tile of one head; rows beyond the length become zeros, never stale bits."""
     GROUPS: tl.constexpr = G.groups
@@ -59,18 +64,23 @@ def _read_rows(
     WIDE: tl.constexpr = G.tile
     DIM: tl.constexpr = L.dim
     PLANAR: tl.constexpr = L.planar
+    o_code, o_meta = code_offset(o_part, o_slot, L, PAGE), meta_offset(o_part, o_slot, L, PAGE)
     if PLANAR:
-        _read_words(p_out, o_out, m_out, o_row, m_token, i_head, p_codes, p_meta, p_scale, p_zero, L, G, OUT)
+        p_high_row = None
+        if L.two_parts:
+            p_high_row = p_high + (o_part * PAGE + o_slot) * L.high_words
+        _read_words(p_out, o_out, m_out, o_code, o_meta, m_token, i_head, p_codes, p_high_row, p_meta, p_scale, p_zero,
+                    L, G, OUT)  # fmt: skip
     else:
         for i_group in tl.static_range(GROUPS):
             o_channel = i_group * WIDTH + tl.arange(0, WIDE)
             m_channel = tl.arange(0, WIDE) < WIDTH
             # (TILE, WIDE)
             m = m_token[:, None] & m_channel[None, :]
-            x = tl.load(p_codes + o_row[:, None] * DIM + o_channel[None, :], mask=m, other=0)
+            x = tl.load(p_codes + o_code[:, None] + o_channel[None, :], mask=m, other=0)
             if L.quantised:
                 x = decode_code(x, L)
-                x = _value(x, o_channel, m_channel, o_row, m_token, i_head, p_meta, p_scale, p_zero, i_group, L)
+                x = _value(x, o_channel, m_channel, o_meta, m_token, i_head, p_meta, p_scale, p_zero, i_group, L)
                 x = round_to(tl.where(m, x, 0.0), OUT)
             elif L.number != OUT:
                 x = round_to(to_fp32(x), OUT)
@@ -80,7 +90,7 @@ def _read_rows(
 
 @triton.jit
 def _read_words(
-    p_out, o_out, m_out, o_row, m_token, i_head, p_codes, p_meta, p_scale, p_zero,
+    p_out, o_out, m_out, o_code, o_meta, m_token, i_head, p_codes, p_high_row, p_meta, p_scale, p_zero,
     L: tl.constexpr, G: tl.constexpr, OUT: tl.constexpr,
 ):  # fmt: skip
     """`_read_rows` of codes below 8 bits: one load of words, then one field after the other."""
@@ -94,22 +104,36 @@ def _read_words(
     # (TILE, STRIPE padded)
     m = m_token[:, None] & m_word[None, :]
     for i_stripe in tl.static_range(STRIPES):
-        words = tl.load(p_codes + o_row[:, None] * WORDS + (i_stripe * STRIPE + o_word)[None, :], mask=m, other=0)
+        o_at = i_stripe * STRIPE + o_word
+        words = tl.load(p_codes + o_code[:, None] + o_at[None, :], mask=m, other=0)
+        if L.two_parts:
+            # Third bit of field j of word w: bit 2j, or 2j + 1 in the upper half, of word w modulo `high_words`.
+            high = tl.load(p_high_row[:, None] + (o_at % L.high_words)[None, :], mask=m, other=0).to(tl.int32)
+            high = high >> (o_at // L.high_words)[None, :]
         for j in tl.static_range(FIELDS):
-            o_channel = j * WORDS + i_stripe * STRIPE + o_word
-            x = decode_field(words, j, L, G)
+            o_channel = j * WORDS + o_at
+            code = field_of(words, j, L.field_bits)
+            if L.two_parts:
+                code |= ((high >> (2 * j)) & 1) << 2
+            if L.is_int:
+                x = (code - G.excess).to(tl.float32)
+            else:
+                x = e2m1_value(code)
             i_group = (j * WORDS + i_stripe * STRIPE) // WIDTH
-            x = _value(x, o_channel, m_word, o_row, m_token, i_head, p_meta, p_scale, p_zero, i_group, L)
+            x = _value(x, o_channel, m_word, o_meta, m_token, i_head, p_meta, p_scale, p_zero, i_group, L)
             x = round_to(tl.where(m, x, 0.0), OUT)
             tl.store(p_out + o_out[:, None] * L.dim + o_channel[None, :], x, mask=m_out[:, None] & m_word[None, :])
 
 
 @triton.jit
-def _value(code, o_channel, m_channel, o_row, m_token, i_head, p_meta, p_scale, p_zero, i_group, L: tl.constexpr):
+def _value(code, o_channel, m_channel, o_meta, m_token, i_head, p_meta, p_scale, p_zero, i_group, L: tl.constexpr):
     """scale * code + zero of fp32 codes (TILE, channels), all of one group."""
     if L.has_row_scale:
-        p_row = p_meta + o_row * L.meta_stride + i_group
-        x = code * to_fp32(tl.load(p_row + L.scale_at, mask=m_token, other=0.0))[:, None]
+        p_row = p_meta + o_meta + i_group
+        if L.meta_bits == 8:
+            x = code * full_scale(tl.load(p_row + L.scale_at, mask=m_token, other=0), p_scale, L)[:, None]
+        else:
+            x = code * to_fp32(tl.load(p_row + L.scale_at, mask=m_token, other=0.0))[:, None]
         if L.asym:
             x = x + to_fp32(tl.load(p_row + L.zero_at, mask=m_token, other=0.0))[:, None]
     else:
@@ -129,6 +153,8 @@ def scratch_bytes(layout: Layout, num_sequences: int, num_tokens: int, element_b
 
 def dequantise(cache: Cache, k_out: Tensor, v_out: Tensor) -> None:
     """Write the first T rows of every sequence as dense 16-bit values; rows beyond a sequence's length are zeros.
+
+    Rows of `rot` formats stay rotated, as they are stored: it is cheaper to turn the query and the output.
 
     Args:
         k_out, v_out: contiguous `(B, HKV, T, Dk)` and `(B, HKV, T, Dv)`, fp16, bf16 or fp32, of one dtype.
@@ -155,9 +181,9 @@ def launch_arguments(cache: Cache, k_out: Tensor, v_out: Tensor) -> tuple[list[A
     """(arguments, constexprs, num_warps) of the kernel; also what the ahead-of-time compile tests compile."""
     tile = min(TILE_TOKENS, triton.next_power_of_2(k_out.shape[2]))
     args = [
-        k_out, v_out, code_bits(cache, "k"), code_bits(cache, "v"), cache.meta("k"), cache.meta("v"),
-        cache.static("k"), cache.static("v"), cache.static("k", "zero"), cache.static("v", "zero"),
-        cache.page_table, cache.lengths, k_out.shape[2], cache.page_table.shape[1],
+        k_out, v_out, code_bits(cache, "k"), code_bits(cache, "v"), meta_bits(cache, "k"), meta_bits(cache, "v"),
+        cache.layer_scale("k"), cache.layer_scale("v"), cache.static("k", "zero"), cache.static("v", "zero"),
+        cache.high("k"), cache.high("v"), cache.page_table, cache.lengths, k_out.shape[2], cache.page_table.shape[1],
     ]  # fmt: skip
     k_view, v_view = cache.layout.view("k"), cache.layout.view("v")
     constants = {"K": k_view, "V": v_view, "KG": grid_of(k_view), "VG": grid_of(v_view)}
@@ -190,7 +216,10 @@ def unfused_decode(
     tokens = cache.page_table.shape[1] * cache.page_size if num_tokens is None else num_tokens
     k, v = scratch if scratch is not None else _scratch(layout, batch, tokens, q)
     dequantise(cache, k, v)
-    return dense_decode(q, k, v, None if uniform else cache.lengths, sm_scale)
+    if layout.view("k").rot:
+        q = rotate(q, torch.empty_like(q))
+    out = dense_decode(q, k, v, None if uniform else cache.lengths, sm_scale)
+    return rotate(out, torch.empty_like(out), back=True) if layout.view("v").rot else out
 
 
 def dense_decode(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, sm_scale: float) -> Tensor:

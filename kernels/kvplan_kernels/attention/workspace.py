@@ -1,4 +1,4 @@
-"""Scratch memory of a decode launch: partial outputs, their log sums and the work list, in one buffer."""
+"""Scratch memory of a decode launch: partial outputs, their log sums, the work list, turned queries, in one buffer."""
 
 from __future__ import annotations
 
@@ -17,15 +17,21 @@ def num_slots(num_programs: int, requests: int, kv_heads: int) -> int:
     return num_programs + requests * kv_heads
 
 
-def _parts(num_programs: int, requests: int, kv_heads: int, group: int, dim_v: int) -> tuple[int, int, int]:
-    """Items of 4 bytes: partial outputs, log sums, tile starts."""
+def _parts(num_programs: int, requests: int, kv_heads: int, group: int, dim_v: int, dim_q: int = 0) -> tuple[int, ...]:
+    """Items of 4 bytes: queries, partial outputs, log sums, tile starts."""
     slots = num_slots(num_programs, requests, kv_heads)
-    return slots * group * dim_v, slots * group, requests + 1
+    return requests * kv_heads * group * dim_q, slots * group * dim_v, slots * group, requests + 1
 
 
-def workspace_bytes(num_programs: int, requests: int, kv_heads: int, group: int, dim_v: int) -> int:
-    """Bytes that `Workspace.allocate` takes from the device; depends on shapes only, not on lengths."""
-    return align_up(4 * sum(_parts(num_programs, requests, kv_heads, group, dim_v)), ALLOCATION_BYTES)
+def workspace_bytes(
+    num_programs: int, requests: int, kv_heads: int, group: int, dim_v: int, dim_q: int = 0
+) -> int:
+    """Bytes that `Workspace.allocate` takes from the device; depends on shapes only, not on lengths.
+
+    Args:
+        dim_q: channels of a query where K is stored rotated, else 0: the queries are then rotated into the workspace.
+    """
+    return align_up(4 * sum(_parts(num_programs, requests, kv_heads, group, dim_v, dim_q)), ALLOCATION_BYTES)
 
 
 @dataclass(frozen=True)
@@ -33,12 +39,14 @@ class Workspace:
     """Views into one buffer.
 
     Attributes:
+        query: fp32 `(requests, heads, dim_q)`, rotated queries; empty where K is stored as it is.
         part_out: fp32 `(slots, group, dim_v)`.
         part_lse: fp32 `(slots, group)`.
         tile_starts: int32 `(requests + 1,)`, used when the caller brings no work list.
     """
 
     buffer: torch.Tensor
+    query: torch.Tensor
     part_out: torch.Tensor
     part_lse: torch.Tensor
     tile_starts: torch.Tensor
@@ -49,14 +57,16 @@ class Workspace:
 
     @classmethod
     def allocate(
-        cls, num_programs: int, requests: int, kv_heads: int, group: int, dim_v: int, device: torch.device
-    ) -> Workspace:
-        shape = (num_programs, requests, kv_heads, group, dim_v)
+        cls, num_programs: int, requests: int, kv_heads: int, group: int, dim_v: int, device: torch.device,
+        dim_q: int = 0,
+    ) -> Workspace:  # fmt: skip
+        shape = (num_programs, requests, kv_heads, group, dim_v, dim_q)
         buffer = torch.empty(workspace_bytes(*shape), dtype=torch.uint8, device=device)
-        out, lse, starts = buffer[: 4 * sum(_parts(*shape))].split([4 * n for n in _parts(*shape)])
+        query, out, lse, starts = buffer[: 4 * sum(_parts(*shape))].split([4 * n for n in _parts(*shape)])
         slots = num_slots(num_programs, requests, kv_heads)
         return cls(
             buffer,
+            query.view(torch.float32).view(requests, kv_heads * group, dim_q),
             out.view(torch.float32).view(slots, group, dim_v),
             lse.view(torch.float32).view(slots, group),
             starts.view(torch.int32),

@@ -10,10 +10,12 @@ import triton.language as tl
 
 @triton.jit
 def round_code(q, G: tl.constexpr):
-    """fp32 (x - zero) / scale -> int8 bits: clip, then round half to even (`int`) or to the nearest fp8 (`fp8`)."""
+    """fp32 (x - zero) / scale -> int8 bits: clip, then round half to even (`int`) or to the nearest `fp8`, `fp4`."""
     q = tl.minimum(tl.maximum(q, G.low), G.high)
-    if G.kind == "fp8":
-        code = fp8_bits(q, E4M3=G.high == 448.0)
+    if G.kind == "fp4":
+        code = float_bits(q, 1, 1, 3)
+    elif G.kind == "fp8":
+        code = float_bits(q, 3 if G.high == 448.0 else 2, 7 if G.high == 448.0 else 15, 7)
     else:
         # Adding 1.5 * 2^23 leaves the rounded integer in the low mantissa bits, two's complement included.
         code = (q + 12582912.0).to(tl.int32, bitcast=True).to(tl.int8)
@@ -21,27 +23,29 @@ def round_code(q, G: tl.constexpr):
 
 
 @triton.jit
-def fp8_bits(q, E4M3: tl.constexpr):
-    """fp32 within the fp8 range -> e4m3 (else e5m2) bits as int8, nearest even, subnormals and -0 included."""
-    # e4m3: 3 mantissa bits, bias 7, smallest normal 2^-6; e5m2: 2 bits, bias 15, smallest normal 2^-14.
-    SHIFT: tl.constexpr = 20 if E4M3 else 21
-    REBIAS: tl.constexpr = 120 << 3 if E4M3 else 112 << 2
-    NORMAL: tl.constexpr = 121 << 23 if E4M3 else 113 << 23
-    # A float whose last mantissa bit is worth one fp8 subnormal step: adding it rounds to that step.
-    MAGIC: tl.constexpr = 16384.0 if E4M3 else 128.0
-    MAGIC_BITS: tl.constexpr = 141 << 23 if E4M3 else 134 << 23
+def float_bits(q, MANTISSA: tl.constexpr, BIAS: tl.constexpr, SIGN: tl.constexpr):
+    """fp32 within the range of a small float -> its bits as int8, nearest even, subnormals and -0 included.
+
+    MANTISSA bits, exponent bias BIAS, sign at bit SIGN: e4m3 is 3, 7, 7; e5m2 2, 15, 7; e2m1 1, 1, 3.
+    """
+    SHIFT: tl.constexpr = 23 - MANTISSA
+    REBIAS: tl.constexpr = (127 - BIAS) << MANTISSA
+    NORMAL: tl.constexpr = (128 - BIAS) << 23
+    # A float whose last mantissa bit is worth one subnormal step: adding it rounds to that step.
+    MAGIC: tl.constexpr = 2.0 ** (24 - BIAS - MANTISSA)
+    MAGIC_BITS: tl.constexpr = (127 + 24 - BIAS - MANTISSA) << 23
     bits = q.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF
     normal = ((size + ((1 << (SHIFT - 1)) - 1) + ((size >> SHIFT) & 1)) >> SHIFT) - REBIAS
     subnormal = (tl.abs(q) + MAGIC).to(tl.int32, bitcast=True) - MAGIC_BITS
     code = tl.where(size >= NORMAL, normal, subnormal)
-    return (code | ((bits >> 24) & 0x80)).to(tl.int8)
+    return (code | ((bits >> (31 - SIGN)) & (1 << SIGN))).to(tl.int8)
 
 
 @triton.jit
-def decode_field(words, j: tl.constexpr, L: tl.constexpr, G: tl.constexpr):
-    """Field `j` of planar words (int16) -> fp32 code, excess taken off."""
-    return (((words.to(tl.int32) >> (L.bits * j)) & ((1 << L.bits) - 1)) - G.excess).to(tl.float32)
+def field_of(words, j: tl.constexpr, BITS: tl.constexpr):
+    """Field `j` of planar words (int16) as int32."""
+    return (words.to(tl.int32) >> (BITS * j)) & ((1 << BITS) - 1)
 
 
 @triton.jit

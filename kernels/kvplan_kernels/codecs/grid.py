@@ -1,11 +1,13 @@
 """Reference codec of every number x granularity: torch, CPU or CUDA, fp32 arithmetic, read from the layout alone.
 
 Rows are head-major as in the pages: `x` is `(..., H, T, D)`. An encoded tensor is a dict from field name (`codes`,
-`scale`, `zero`) to a tensor in the field's storage dtype: codes `(..., H, T, D)`, below 8 bits the bytes of planar
-words `(..., H, T, D * bits // 8)` (see planar.py), row metadata `(..., H, T // tokens, items)`, static metadata
-`(H or 1, items)`.
+`high`, `scale`, `zero`, `global`) to a tensor in the field's storage dtype: codes `(..., H, T, D)`, below 8 bits the
+bytes of planar words `(..., H, T, D * bits // 8)` (see planar.py; 3 bits are 2 in `codes` and 1 in `high`), row
+metadata `(..., H, T // tokens, items)`, static metadata `(H or 1, items)`.
 
 A value is `scale * code + zero`. Scales are rounded to their storage first and the codes follow from the stored ones.
+Rows of `rot` formats are rotated first (rotation.py), and back when they are decoded. Floats of 4 bits and scales of
+one byte are in blocks.py.
 Not-a-number policy of the quantised formats: NaN is stored as 0, infinities saturate, so no code ever decodes to NaN
 or infinity. 16- and 32-bit formats keep what they are given.
 """
@@ -16,10 +18,12 @@ import torch
 from torch import Tensor
 
 from kvplan.errors import UsageError
-from kvplan.formats.layout import Layout, Plane, TensorView
+from kvplan.formats.layout import STORAGE_BITS, Layout, Plane, TensorView, code_fields
 from kvplan_kernels.cache import DTYPES, field_shape
+from kvplan_kernels.codecs import blocks
 from kvplan_kernels.codecs.limits import Grid, grid_of
-from kvplan_kernels.codecs.planar import pack, unpack
+from kvplan_kernels.codecs.planar import pack_code, unpack_code
+from kvplan_kernels.codecs.rotation import rotate_back, rotate_reference
 
 Encoded = dict[str, Tensor]
 
@@ -28,7 +32,8 @@ def encode(layout: Layout, role: str, x: Tensor, static: Encoded | None = None) 
     """Quantise rows `x` `(..., H, T, D)` of tensor `role`.
 
     Args:
-        static: scales (and zeros) from `calibrate`, needed by tensor, head and channel formats only.
+        static: scales (and zeros) from `calibrate`, needed by tensor, head and channel formats and those with a global
+            scale only.
 
     Raises:
         UsageError: a shape that the layout does not allow, or static scales missing or not wanted.
@@ -39,48 +44,60 @@ def encode(layout: Layout, role: str, x: Tensor, static: Encoded | None = None) 
     _check_rows(layout, view, x)
     if not view.quantised:
         return _checked(layout, role, x, {"codes": x.to(DTYPES[view.number])})
-    if view.has_static_scale != (static is not None):
+    if (view.has_static_scale or view.has_global) != (static is not None):
         raise UsageError(
             f"{view.number}:{view.granularity}: static scales {'missing' if static is None else 'not wanted'}",
-            "tensor, head and channel formats take what calibrate() returns; the others take none",
+            "tensor, head and channel formats and those with a global scale take what calibrate() returns; others none",
         )
-    values = x.float().nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
-    meta = dict(static) if static is not None else _metadata(view, grid, _grouped_range(view, grid, values))
-    codes = _codes(view, grid, _quotient(view, grid, values, meta))
-    return _checked(layout, role, x, {"codes": codes, **meta})
+    values = _numbers(view, x)
+    meta = dict(static or {})
+    if not view.has_static_scale:
+        meta |= _metadata(view, grid, _grouped_range(view, grid, values), meta)
+    codes = _codes(view, grid, _quotient(view, values, meta))
+    return _checked(layout, role, x, {**codes, **meta})
 
 
-def decode(layout: Layout, role: str, encoded: Encoded) -> Tensor:
-    """Values `(..., H, T, D)` in fp32: scale * code + zero, with scale and zero as stored."""
+def decode(layout: Layout, role: str, encoded: Encoded, *, turned: bool = False) -> Tensor:
+    """Values `(..., H, T, D)` in fp32: scale * code + zero, with scale and zero as stored.
+
+    Args:
+        turned: leave rows of a `rot` format rotated, as they are stored.
+    """
     view = layout.view(role)
     codes = encoded["codes"]
     if not view.quantised:
         return codes.float()
     if view.planar:
-        values = unpack(codes, view.bits).float() - grid_of(view).excess
+        whole = unpack_code([encoded[name] for name, _ in code_fields(view.number)], _widths(view))
+        values = whole.float() - grid_of(view).excess if view.is_int else blocks.e2m1_values(whole)
     else:
         values = codes.view(torch.uint8).float() if view.is_int and view.asym else codes.float()
-    values = values * _spread(view, encoded["scale"])
-    return values + _spread(view, encoded["zero"]) if view.asym else values
+    values = values * _spread(view, blocks.scale_values(view, encoded))
+    if view.asym:
+        values = values + _spread(view, encoded["zero"].float())
+    return rotate_back(values) if view.rot and not turned else values
 
 
 def calibrate(layout: Layout, role: str, x: Tensor, margin: float = 1.0) -> Encoded:
-    """Static scales (and zeros) of tensor `role` from sample rows `x` `(..., H, T, D)`; {} for other formats.
+    """Static scales (and zeros, or the global scale) of `role` from sample rows `x` `(..., H, T, D)`; {} for others.
 
     Non-finite samples are ignored; pass only rows that exist (no page padding). `margin` widens the covered range.
     """
     view = layout.view(role)
-    if not view.has_static_scale:
+    if not (view.has_static_scale or view.has_global):
         return {}
     _check_rows(layout, view, x)
+    x = _numbers(view, x.float().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0))
+    if view.has_global:
+        return {"global": blocks.global_scale(grid_of(view), x.abs().amax() * margin)}
     keep = x.shape[-3] if view.static_per_head else 1
-    rows = x.float().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).movedim(-3, 0).reshape(keep, -1, x.shape[-1])
+    rows = x.movedim(-3, 0).reshape(keep, -1, x.shape[-1])
     over = (1,) if view.granularity == "channel" else (1, 2)
     low, high = rows.amin(over).view(keep, -1), rows.amax(over).view(keep, -1)
     if margin != 1.0:
         widen = (high - low) * (margin - 1) / 2 if view.asym else torch.maximum(high, -low) * (margin - 1)
         low, high = low - widen, high + widen
-    return _metadata(view, grid_of(view), (low, high))
+    return _metadata(view, grid_of(view), (low, high), {})
 
 
 def saturated(layout: Layout, role: str, x: Tensor, static: Encoded) -> Tensor:
@@ -90,9 +107,16 @@ def saturated(layout: Layout, role: str, x: Tensor, static: Encoded) -> Tensor:
     """
     view = layout.view(role)
     grid = grid_of(view)
-    q = _quotient(view, grid, x.float().nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf), static)
+    q = _quotient(view, _numbers(view, x), static)
     clipped = (q < grid.clip_low) | (q > grid.clip_high)
     return clipped.movedim(-3, 0).flatten(1).sum(1)
+
+
+def _numbers(view: TensorView, x: Tensor) -> Tensor:
+    """Rows in fp32 as they are encoded: NaN as 0, rotated if the format asks for it."""
+    if view.rot:
+        return rotate_reference(x)
+    return x.float().nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
 
 
 def _grouped_range(view: TensorView, grid: Grid, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -104,9 +128,11 @@ def _grouped_range(view: TensorView, grid: Grid, x: Tensor) -> tuple[Tensor, Ten
     return parts.amin(-1), parts.amax(-1)
 
 
-def _metadata(view: TensorView, grid: Grid, extent: tuple[Tensor, Tensor]) -> Encoded:
+def _metadata(view: TensorView, grid: Grid, extent: tuple[Tensor, Tensor], static: Encoded) -> Encoded:
     """Scale (and zero) in their storage dtype, from the (min, max) that they must cover."""
     low, high = extent
+    if view.meta_bits == 8:
+        return {"scale": blocks.byte_scales(view, grid, torch.maximum(high, -low), static)}
     dtype = DTYPES[view.meta_storage]
     # A row of one infinity has no range: inf - inf is no number.
     span = (high - low).where(high != low, 0.0) if view.asym else torch.maximum(high, -low)
@@ -118,27 +144,37 @@ def _metadata(view: TensorView, grid: Grid, extent: tuple[Tensor, Tensor]) -> En
     return {"scale": scale, "zero": (low + 0.0).clamp(-grid.zero_max, grid.zero_max).to(dtype)}
 
 
-def _quotient(view: TensorView, grid: Grid, x: Tensor, meta: Encoded) -> Tensor:
+def _quotient(view: TensorView, x: Tensor, meta: Encoded) -> Tensor:
     """(x - zero) / scale in fp32, before rounding and clipping."""
     if view.asym:
-        x = x - _spread(view, meta["zero"])
-    return x / _spread(view, meta["scale"])
+        x = x - _spread(view, meta["zero"].float())
+    return x / _spread(view, blocks.scale_values(view, meta))
 
 
-def _codes(view: TensorView, grid: Grid, q: Tensor) -> Tensor:
-    """Round half to even and clip; unsigned codes of 8 bits are kept as the bits of an int8 tensor."""
+def _codes(view: TensorView, grid: Grid, q: Tensor) -> Encoded:
+    """Round half to even and clip, by field name; unsigned codes of 8 bits are kept as the bits of an int8 tensor."""
     if grid.kind == "fp8":
         # Clamped first: casts beyond the range differ between torch versions and devices.
-        return q.clamp(grid.low, grid.high).to(DTYPES[view.number])
-    whole = q.round().clamp(grid.low, grid.high)
+        return {"codes": q.clamp(grid.low, grid.high).to(DTYPES[view.number])}
     if view.planar:
-        return pack(whole.to(torch.int32) + grid.excess, view.bits)
-    return whole.to(torch.uint8).view(torch.int8) if view.asym else whole.to(torch.int8)
+        code = blocks.e2m1_codes(q) if grid.kind == "fp4" else _whole(grid, q).to(torch.int32) + grid.excess
+        names = [name for name, _ in code_fields(view.number)]
+        return dict(zip(names, pack_code(code, _widths(view)), strict=True))
+    whole = _whole(grid, q)
+    return {"codes": whole.to(torch.uint8).view(torch.int8) if view.asym else whole.to(torch.int8)}
+
+
+def _whole(grid: Grid, q: Tensor) -> Tensor:
+    return q.round().clamp(grid.low, grid.high)
+
+
+def _widths(view: TensorView) -> tuple[int, ...]:
+    """Bits of the parts of a code, low bits first."""
+    return tuple(STORAGE_BITS[storage] for _, storage in code_fields(view.number))
 
 
 def _spread(view: TensorView, meta: Tensor) -> Tensor:
-    """Metadata in fp32, broadcastable to `(..., H, T, D)`."""
-    meta = meta.float()
+    """Metadata in fp32, made broadcastable to `(..., H, T, D)`."""
     if view.has_static_scale:
         return meta.unsqueeze(-2)
     if view.granularity == "channel":

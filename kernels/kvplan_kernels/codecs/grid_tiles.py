@@ -12,10 +12,14 @@ import triton
 import triton.language as tl
 
 from kvplan.formats.layout import TensorView
+from kvplan_kernels.codecs.block_tiles import scale_of_byte, unpack_fp4
 from kvplan_kernels.codecs.planar_tiles import unpack_int2, unpack_int4
 from kvplan_kernels.dialect import INTERPRET, as_fp16
 
-_UNIT_LOG2 = {"fp16": 0, "bf16": 0, "int8": -24, "int4": -24, "int2": -24, "fp8_e4m3": 0, "fp8_e5m2": 0}
+_UNIT_LOG2 = {
+    "fp16": 0, "bf16": 0, "int8": -24, "int4": -24, "int3": -24, "int2": -24, "fp8_e4m3": 0, "fp8_e5m2": 0,
+    "fp4_e2m1": -14,
+}  # fmt: skip
 
 
 def has_tiles(view: TensorView) -> bool:
@@ -26,8 +30,9 @@ def has_tiles(view: TensorView) -> bool:
 
 
 def unit_log2(view: TensorView, native_fp8: bool) -> int:
-    """log2 of the value that code 1 of field 0 has after `unpack`."""
-    return -8 if view.number == "fp8_e4m3" and not native_fp8 else _UNIT_LOG2[view.number]
+    """log2 of the value that code 1 of field 0 has after `unpack`, with a scale of 1 after `meta_value`."""
+    code = -8 if view.number == "fp8_e4m3" and not native_fp8 else _UNIT_LOG2[view.number]
+    return code - 8 if view.meta_storage == "fp8_e4m3" else code
 
 
 @triton.jit
@@ -57,6 +62,8 @@ def unpack(w, T: tl.constexpr, NATIVE_FP8: tl.constexpr):
         return unpack_int4(w, T.nested)
     elif T.number == "int2":
         return unpack_int2(w, T.nested)
+    elif T.number == "fp4_e2m1":
+        return unpack_fp4(w)
     elif T.is_int:
         return unpack_int8(w, T.asym)
     elif T.number == "fp8_e5m2":
@@ -167,12 +174,11 @@ def load_meta(p_meta, o_token, m_token, AT: tl.constexpr, T: tl.constexpr, MASKE
 
     `p_meta` points to the first token's items. Masked tokens read 0.
     """
-    o_item = o_token * T.meta_stride + AT
-    if T.meta_storage != "fp32":
-        if T.meta_stride % 2 == 0:
-            o_item = o_token * (T.meta_stride // 2) + AT // 2
-        else:
-            o_item = o_item // 2
+    PER_WORD: tl.constexpr = 32 // T.meta_bits
+    if T.meta_stride % PER_WORD == 0:
+        o_item = o_token * (T.meta_stride // PER_WORD) + AT // PER_WORD
+    else:
+        o_item = (o_token * T.meta_stride + AT) // PER_WORD
     if MASKED:
         return tl.load(p_meta + o_item, mask=m_token, other=0)
     else:
@@ -181,17 +187,20 @@ def load_meta(p_meta, o_token, m_token, AT: tl.constexpr, T: tl.constexpr, MASKE
 
 @triton.jit
 def meta_value(words, o_token, AT: tl.constexpr, T: tl.constexpr):
-    """The item out of its word: fp16 metadata stays fp16, bf16 and fp32 become fp32. `[BN]`"""
+    """The item out of its word, `[BN]`: fp16 stays fp16, e4m3 becomes fp16 * 2^-8, e8m0, bf16 and fp32 become fp32."""
     if T.meta_storage == "fp32":
         return words.to(tl.float32, bitcast=True)
-    if T.meta_stride % 2 == 0:
-        half = words >> (16 * (AT % 2))
+    PER_WORD: tl.constexpr = 32 // T.meta_bits
+    if T.meta_stride % PER_WORD == 0:
+        item = words >> (T.meta_bits * (AT % PER_WORD))
     else:
-        half = words >> (((o_token * T.meta_stride + AT) % 2) * 16)
-    if T.meta_storage == "fp16":
-        return as_fp16(half)
+        item = words >> (((o_token * T.meta_stride + AT) % PER_WORD) * T.meta_bits)
+    if T.meta_bits == 8:
+        return scale_of_byte(item, T)
+    elif T.meta_storage == "fp16":
+        return as_fp16(item)
     else:
-        return (half << 16).to(tl.float32, bitcast=True)
+        return (item << 16).to(tl.float32, bitcast=True)
 
 
 @triton.jit

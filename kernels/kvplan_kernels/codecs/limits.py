@@ -6,19 +6,26 @@ No torch here: a `Grid` is passed to kernels as a `tl.constexpr` and is part of 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import log2
 
 from kvplan.errors import UnsupportedError
 from kvplan.formats.layout import Layout, TensorView
 
 # Largest finite magnitude of a code, and the magnitude from which a value is more than half a step beyond it.
-_FLOATS = {"fp8_e4m3": (448.0, 464.0), "fp8_e5m2": (57344.0, 61440.0)}
+_FLOATS = {"fp8_e4m3": (448.0, 464.0), "fp8_e5m2": (57344.0, 61440.0), "fp4_e2m1": (6.0, 7.0)}
 
-_INTEGERS = ("int8", "int4", "int2")
+# Exponent of the largest finite magnitude, for scales that are powers of two.
+_EMAX = {"fp8_e4m3": 8, "fp8_e5m2": 15, "fp4_e2m1": 2}
+
+_INTEGERS = ("int8", "int4", "int3", "int2")
 
 # Range into which a scale is clamped, per storage. The low end keeps a range of 0 from dividing by 0; in fp16 it is the
 # smallest subnormal, because even there half a step (3e-8) is finer than with the smallest normal (3e-5). The high end
 # keeps code * scale finite.
-_SCALES = {"fp16": (2.0**-24, 65504.0), "bf16": (2.0**-126, 2.0**111), "fp32": (2.0**-126, 2.0**111)}
+_SCALES = {
+    "fp16": (2.0**-24, 65504.0), "bf16": (2.0**-126, 2.0**111), "fp32": (2.0**-126, 2.0**111),
+    "fp8_e4m3": (2.0**-9, 448.0), "e8m0": (2.0**-126, 2.0**111),
+}  # fmt: skip
 _ZEROS = {"fp16": 65504.0, "bf16": 3.3895313892515355e38, "fp32": 3.3895313892515355e38}
 
 
@@ -27,13 +34,14 @@ class Grid:
     """How values become codes: `code = round((x - zero) / scale)` clipped to [low, high].
 
     Attributes:
-        kind: `plain` (a 16- or 32-bit copy), `int` or `fp8`.
+        kind: `plain` (a 16- or 32-bit copy), `int`, `fp8` or `fp4`.
         excess: what is added to a code before it is stored. Signed codes below 8 bits are stored in excess notation, so
             that one mask unpacks them; signed int8 in two's complement, as other engines have it.
         divisor: scale = range / divisor, range being absmax, or max - min with a zero.
         clip_low, clip_high: (x - zero) / scale beyond these counts as saturated (half a step past the last code).
         width: channels of one head that share a scale along the row (dim unless group/N).
         tile: `width` rounded up to a power of two.
+        emax: exponent of `high`, for scales that are powers of two.
     """
 
     kind: str
@@ -49,6 +57,16 @@ class Grid:
     groups: int = 1
     tile: int = 0
     excess: int = 0
+    emax: int = 0
+
+    @property
+    def scale_min_code(self) -> int:
+        """`scale_min` as an e8m0 byte."""
+        return 127 + int(log2(self.scale_min))
+
+    @property
+    def scale_max_code(self) -> int:
+        return 127 + int(log2(self.scale_max))
 
 
 def grid_of(view: TensorView) -> Grid:
@@ -62,12 +80,17 @@ def grid_of(view: TensorView) -> Grid:
     shared = {"width": width, "groups": view.dim // width, "tile": tile}
     if not view.quantised:
         return Grid("plain", **shared)
+    if view.rot and view.dim & (view.dim - 1):
+        raise UnsupportedError(
+            f"{view.number},rot of {view.dim} channels has no codec: the rotation is a Hadamard matrix",
+            "it needs a head_dim that is a power of two, such as 64, 128 or 256",
+        )
     scale_min, scale_max = _SCALES[view.meta_storage]
-    bounds = {"scale_min": scale_min, "scale_max": scale_max, "zero_max": _ZEROS[view.meta_storage]}
-    if view.planar and view.number in _INTEGERS and not view.whole_words:
+    bounds = {"scale_min": scale_min, "scale_max": scale_max, "zero_max": _ZEROS.get(view.meta_storage, 0.0)}
+    if view.planar and not view.whole_words:
         raise UnsupportedError(
             f"{view.number} rows of {view.dim} channels have no codec: they end inside a 16-bit word",
-            f"it needs a head_dim that is a multiple of {view.fields_per_word}",
+            f"it needs a head_dim that is a multiple of {view.channel_multiple}",
         )
     if view.number in _INTEGERS and view.asym:
         top = 2.0**view.bits - 1
@@ -78,8 +101,11 @@ def grid_of(view: TensorView) -> Grid:
         return Grid("int", -top, top, top, -top - 0.5, top + 0.5, excess=excess, **bounds, **shared)
     if view.number in _FLOATS:
         top, clip = _FLOATS[view.number]
-        return Grid("fp8", -top, top, top, -clip, clip, **bounds, **shared)
-    raise UnsupportedError(f"{view.number} has a layout but no codec yet", "use 16 bit, int8, int4, int2 or fp8")
+        kind = view.number[:3]
+        return Grid(kind, -top, top, top, -clip, clip, emax=_EMAX[view.number], **bounds, **shared)
+    raise UnsupportedError(
+        f"{view.number} has a layout but no codec yet", "use 16 bit, int8, int4, int3, int2, fp8 or fp4"
+    )
 
 
 def check_kernel(layout: Layout) -> None:

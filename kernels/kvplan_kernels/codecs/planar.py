@@ -27,6 +27,24 @@ def unpack(packed: Tensor, bits: int) -> Tensor:
     return fields.flatten(-2)
 
 
+def pack_code(codes: Tensor, widths: tuple[int, ...]) -> list[Tensor]:
+    """Codes in parts of these widths, the low bits first, each part in words of its own (3 bits: 2 and 1)."""
+    parts = []
+    for bits in widths:
+        parts.append(pack(codes & (1 << bits) - 1, bits))
+        codes = codes >> bits
+    return parts
+
+
+def unpack_code(parts: list[Tensor], widths: tuple[int, ...]) -> Tensor:
+    """Inverse of `pack_code`."""
+    codes, at = unpack(parts[0], widths[0]), widths[0]
+    for part, bits in zip(parts[1:], widths[1:], strict=True):
+        codes = codes | unpack(part, bits) << at
+        at += bits
+    return codes
+
+
 def flip_top_bit(packed_row: Tensor, channel: int, bits: int) -> None:
     """Flip the top bit of one channel's code in a row of bytes, in place."""
     words = packed_row.numel() // 2

@@ -14,11 +14,11 @@ from kvplan_kernels.dialect import INTERPRET, as_fp16
 @triton.jit
 def query_plane(rows, at: tl.constexpr, j: tl.constexpr, T: tl.constexpr):
     """Rows of the query that meet plane `j`: rows[at] by the field's weight, less the next ones if nested."""
-    if T.planar:
+    if T.weighted:
         FIELDS: tl.constexpr = T.fields_per_word // 2
-        x = rows[at] * (0.5 ** (T.bits * (j % FIELDS)))
+        x = rows[at] * (0.5 ** (T.field_bits * (j % FIELDS)))
         if T.nested and j >= FIELDS and j % FIELDS != FIELDS - 1:
-            x -= rows[at + 1] * (0.5 ** (T.bits * (j % FIELDS + 1)))
+            x -= rows[at + 1] * (0.5 ** (T.field_bits * (j % FIELDS + 1)))
         return x
     else:
         return rows[at]
@@ -27,12 +27,12 @@ def query_plane(rows, at: tl.constexpr, j: tl.constexpr, T: tl.constexpr):
 @triton.jit
 def output_plane(acc, at: tl.constexpr, j: tl.constexpr, T: tl.constexpr):
     """Sum over field `j` from the sums over planes."""
-    if T.planar:
+    if T.weighted:
         FIELDS: tl.constexpr = T.fields_per_word // 2
         x = acc[at]
         if T.nested and j > FIELDS:
             x -= acc[at - 1]
-        return x * (0.5 ** (T.bits * (j % FIELDS)))
+        return x * (0.5 ** (T.field_bits * (j % FIELDS)))
     else:
         return acc[at]
 
@@ -40,12 +40,12 @@ def output_plane(acc, at: tl.constexpr, j: tl.constexpr, T: tl.constexpr):
 @triton.jit
 def plane_weight(j: tl.constexpr, T: tl.constexpr):
     """What plane `j` holds where every code is 1, in units."""
-    if T.planar:
+    if T.weighted:
         FIELDS: tl.constexpr = T.fields_per_word // 2
         if T.nested and j >= FIELDS:
-            return (2.0 ** (T.bits * (j % FIELDS + 1)) - 1.0) / (2.0**T.bits - 1.0)
+            return (2.0 ** (T.field_bits * (j % FIELDS + 1)) - 1.0) / (2.0**T.field_bits - 1.0)
         else:
-            return 2.0 ** (T.bits * (j % FIELDS))
+            return 2.0 ** (T.field_bits * (j % FIELDS))
     else:
         return 1.0
 
@@ -132,6 +132,58 @@ def unpack_int2(w, NESTED: tl.constexpr):
             }""",
             "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r",
             [w],
+            dtype=(tl.float16,) * 8,
+            is_pure=True,
+            pack=2,
+        )
+
+
+@triton.jit
+def unpack_int3(low, high, odd):
+    """Fields of each byte of `low` in place, weights 1, 4, 16, 64, each with its third bit above it.
+
+    Third bit of field j: bit 2j of `high`, or 2j + 1 where `odd` [W] is 1.
+    """
+    odd = tl.broadcast_to(odd.to(tl.int16)[:, None], low.shape)
+    if INTERPRET:
+        first = high >> odd
+        top, third = (low >> 8) & 0xFF, first >> 6
+        first = first << 2
+        return (
+            as_fp16((low & 0x3) | (first & 0x4)), as_fp16((low & 0xC) | (first & 0x10)),
+            as_fp16((low & 0x30) | (first & 0x40)), as_fp16((low & 0xC0) | (first & 0x100)),
+            as_fp16((top & 0x3) | (third & 0x4)), as_fp16((top & 0xC) | (third & 0x10)),
+            as_fp16((top & 0x30) | (third & 0x40)), as_fp16((top & 0xC0) | (third & 0x100)),
+        )  # fmt: skip
+    else:
+        # Both words of a register lie in one half of the row: one amount of shift serves them.
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 h, t, n;
+            and.b32 n, $10, 1;
+            shr.u32 h, $9, n;
+            shl.b32 t, h, 2;
+            shr.u32 h, h, 6;
+            and.b32 $0, $8, 0x00030003;
+            and.b32 $1, $8, 0x000c000c;
+            and.b32 $2, $8, 0x00300030;
+            and.b32 $3, $8, 0x00c000c0;
+            lop3.b32 $0, t, 0x00040004, $0, 0xea;
+            lop3.b32 $1, t, 0x00100010, $1, 0xea;
+            lop3.b32 $2, t, 0x00400040, $2, 0xea;
+            lop3.b32 $3, t, 0x01000100, $3, 0xea;
+            shr.u32 t, $8, 8;
+            and.b32 $4, t, 0x00030003;
+            and.b32 $5, t, 0x000c000c;
+            and.b32 $6, t, 0x00300030;
+            and.b32 $7, t, 0x00c000c0;
+            lop3.b32 $4, h, 0x00040004, $4, 0xea;
+            lop3.b32 $5, h, 0x00100010, $5, 0xea;
+            lop3.b32 $6, h, 0x00400040, $6, 0xea;
+            lop3.b32 $7, h, 0x01000100, $7, 0xea;
+            }""",
+            "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r,r",
+            [low, high, odd],
             dtype=(tl.float16,) * 8,
             is_pure=True,
             pack=2,

@@ -14,9 +14,12 @@ import triton.language as tl
 from torch import Tensor
 
 from kvplan_kernels.cache import Cache
+from kvplan_kernels.codecs.block_tiles import full_scale, scale_byte
 from kvplan_kernels.codecs.convert import round_code, round_to, to_fp32
 from kvplan_kernels.codecs.limits import check_kernel, grid_of
-from kvplan_kernels.store.door import check_append, code_bits
+from kvplan_kernels.codecs.rotation import rotate
+from kvplan_kernels.codecs.rows import code_offset, meta_offset
+from kvplan_kernels.store.door import check_append, code_bits, meta_bits
 
 # Tokens per program of a bulk write; 32 rows of 128 channels are one coalesced 4 KiB run of codes.
 TILE_TOKENS = 32
@@ -27,7 +30,7 @@ PLANAR_TILE_TOKENS = 16
 @triton.jit
 def _append_kernel(
     p_k, p_v, p_k_codes, p_v_codes, p_k_meta, p_v_meta, p_k_scale, p_v_scale, p_k_zero, p_v_zero,
-    p_table, p_lengths, p_counts, p_saturated,
+    p_k_high, p_v_high, p_table, p_lengths, p_counts, p_saturated,
     stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh, num_tokens, max_pages,
     K: tl.constexpr, V: tl.constexpr, KG: tl.constexpr, VG: tl.constexpr,
     HKV: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
@@ -43,42 +46,42 @@ def _append_kernel(
     position = tl.load(p_lengths + i_seq) + o_token
     m_token = (o_token < count) & (position < max_pages * PAGE)
     page = tl.load(p_table + i_seq * max_pages + position // PAGE, mask=m_token, other=0).to(tl.int64)
-    o_row = (page * HKV + i_head) * PAGE + position % PAGE
+    o_part, o_slot = page * HKV + i_head, position % PAGE
     if i_side == 0:
         b_x = p_k + i_seq * stride_kb + i_head.to(tl.int64) * stride_kh
-        _write_rows(b_x, stride_kt, o_token, o_row, m_token, i_head, p_k_codes, p_k_meta, p_k_scale, p_k_zero,
-                    p_saturated, K, KG)  # fmt: skip
+        _write_rows(b_x, stride_kt, o_token, o_part, o_slot, m_token, i_head, p_k_codes, p_k_high, p_k_meta, p_k_scale,
+                    p_k_zero, p_saturated, K, KG, PAGE)  # fmt: skip
     else:
         b_x = p_v + i_seq * stride_vb + i_head.to(tl.int64) * stride_vh
         if p_saturated is not None:
             p_saturated += HKV
-        _write_rows(b_x, stride_vt, o_token, o_row, m_token, i_head, p_v_codes, p_v_meta, p_v_scale, p_v_zero,
-                    p_saturated, V, VG)  # fmt: skip
+        _write_rows(b_x, stride_vt, o_token, o_part, o_slot, m_token, i_head, p_v_codes, p_v_high, p_v_meta, p_v_scale,
+                    p_v_zero, p_saturated, V, VG, PAGE)  # fmt: skip
 
 
 @triton.jit
 def _write_rows(
-    p_x, stride_t, o_token, o_row, m_token, i_head, p_codes, p_meta, p_scale, p_zero, p_saturated,
-    L: tl.constexpr, G: tl.constexpr,
+    p_x, stride_t, o_token, o_part, o_slot, m_token, i_head, p_codes, p_high, p_meta, p_scale, p_zero, p_saturated,
+    L: tl.constexpr, G: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
     """Encode the rows of one tile of one head, one group of channels that share a scale after the other."""
     GROUPS: tl.constexpr = G.groups
     WIDTH: tl.constexpr = G.width
     WIDE: tl.constexpr = G.tile
-    DIM: tl.constexpr = L.dim
     STORAGE: tl.constexpr = L.number
     PLANAR: tl.constexpr = L.planar
+    o_code, o_meta = code_offset(o_part, o_slot, L, PAGE), meta_offset(o_part, o_slot, L, PAGE)
     scales = ()
     for i_group in tl.static_range(GROUPS):
         o_channel = i_group * WIDTH + tl.arange(0, WIDE)
         # (TILE, WIDE)
         m = m_token[:, None] & (tl.arange(0, WIDE) < WIDTH)[None, :]
         x = tl.load(p_x + o_token.to(tl.int64)[:, None] * stride_t + o_channel[None, :], mask=m, other=0.0)
-        p_out = p_codes + o_row[:, None] * DIM + o_channel[None, :]
+        p_out = p_codes + o_code[:, None] + o_channel[None, :]
         if L.quantised:
             x = to_number(x)
             if L.has_row_scale:
-                scale, zero = _row_scale(x, m, p_meta + o_row * L.meta_stride + i_group, m_token, L, G)
+                scale, zero = _row_scale(x, m, p_meta + o_meta + i_group, p_scale, m_token, L, G)
                 if PLANAR:
                     scales = scales + ((scale, zero),)
                 else:
@@ -90,24 +93,27 @@ def _write_rows(
         else:
             tl.store(p_out, round_to(to_fp32(x), STORAGE), mask=m)
     if PLANAR:
-        _write_words(
-            p_x, stride_t, o_token, o_row, m_token, i_head, p_codes, scales, p_scale, p_zero, p_saturated, L, G
-        )
+        _write_words(p_x, stride_t, o_token, o_code, m_token, i_head, p_codes, scales, p_scale, p_zero, p_saturated,
+                     L.stripe_words, L.words, 0, L.field_bits, L, G)  # fmt: skip
+        if L.two_parts:
+            o_high = (o_part * PAGE + o_slot) * L.high_words
+            _write_words(p_x, stride_t, o_token, o_high, m_token, i_head, p_high, scales, p_scale, p_zero, None,
+                         L.high_stripe_words, L.high_words, L.field_bits, 1, L, G)  # fmt: skip
 
 
 @triton.jit
 def _write_words(
-    p_x, stride_t, o_token, o_row, m_token, i_head, p_codes, scales, p_scale, p_zero, p_saturated,
+    p_x, stride_t, o_token, o_code, m_token, i_head, p_codes, scales, p_scale, p_zero, p_saturated,
+    STRIPE: tl.constexpr, WORDS: tl.constexpr, FIRST: tl.constexpr, BITS: tl.constexpr,
     L: tl.constexpr, G: tl.constexpr,
 ):  # fmt: skip
     """Codes below 8 bits: the channels of one field after the other are read again and put into their words.
 
-    `scales` holds (scale, zero) of each group, fp32 (TILE,); it is empty for static formats.
+    Of each code the BITS from bit FIRST on are written, into WORDS words a row. `scales` holds (scale, zero) of each
+    group, fp32 (TILE,); it is empty for static formats.
     """
-    WORDS: tl.constexpr = L.words
-    STRIPES: tl.constexpr = L.stripes
-    STRIPE: tl.constexpr = L.stripe_words
-    FIELDS: tl.constexpr = L.fields_per_word
+    STRIPES: tl.constexpr = WORDS // STRIPE
+    FIELDS: tl.constexpr = 16 // BITS
     WIDTH: tl.constexpr = G.width
     o_word = tl.arange(0, triton.next_power_of_2(STRIPE))
     m = m_token[:, None] & (o_word < STRIPE)[None, :]
@@ -123,8 +129,11 @@ def _write_words(
                 code = _row_codes(x, group[0], group[1], L, G)
             else:
                 code = _encode_static(x, m, o_channel, i_head, p_scale, p_zero, p_saturated, L, G)
-            words |= (code.to(tl.int32) + G.excess) << (L.bits * j)
-        p_out = p_codes + o_row[:, None] * WORDS + (i_stripe * STRIPE + o_word)[None, :]
+            whole = code.to(tl.int32) + G.excess
+            if L.two_parts:
+                whole = (whole >> FIRST) & ((1 << BITS) - 1)
+            words |= whole << (BITS * j)
+        p_out = p_codes + o_code[:, None] + (i_stripe * STRIPE + o_word)[None, :]
         tl.store(p_out, words.to(tl.int16), mask=m)
 
 
@@ -136,7 +145,7 @@ def to_number(x):
 
 
 @triton.jit
-def _row_scale(x, m, p_meta, m_token, L: tl.constexpr, G: tl.constexpr):
+def _row_scale(x, m, p_meta, p_global, m_token, L: tl.constexpr, G: tl.constexpr):
     """Scale and zero of each row from the row itself, stored; returns what was stored as fp32, (TILE,) each."""
     STORAGE: tl.constexpr = L.meta_storage
     if L.asym:
@@ -151,10 +160,15 @@ def _row_scale(x, m, p_meta, m_token, L: tl.constexpr, G: tl.constexpr):
     else:
         span = tl.max(tl.abs(x), 1)
         zero = tl.zeros(span.shape, tl.float32)
-    scale = tl.div_rn(span, tl.full(span.shape, G.divisor, tl.float32))
-    scale = round_to(tl.minimum(tl.maximum(scale, G.scale_min), G.scale_max), STORAGE)
-    tl.store(p_meta + L.scale_at, scale, mask=m_token)
-    return to_fp32(scale), zero
+    if L.meta_bits == 8:
+        byte = scale_byte(span, p_global, L, G)
+        tl.store(p_meta + L.scale_at, byte, mask=m_token)
+        return full_scale(byte, p_global, L), zero
+    else:
+        scale = tl.div_rn(span, tl.full(span.shape, G.divisor, tl.float32))
+        scale = round_to(tl.minimum(tl.maximum(scale, G.scale_min), G.scale_max), STORAGE)
+        tl.store(p_meta + L.scale_at, scale, mask=m_token)
+        return to_fp32(scale), zero
 
 
 @triton.jit
@@ -194,7 +208,8 @@ def append(
 ) -> None:
     """Quantise new rows into the cache behind each sequence's stored tokens, and advance `cache.lengths`.
 
-    Static formats read their scales from the cache's layer planes (see `store.static`). Nothing synchronises with the
+    Static formats read their scales from the cache's layer planes (see `store.static`). Rows of `rot` formats are
+    rotated first, into an fp32 copy that lives as long as the call. Nothing synchronises with the
     host, so the call can be captured in a CUDA graph.
 
     Args:
@@ -213,6 +228,7 @@ def append(
     batch, tokens, heads, _ = k.shape
     if tokens == 0 or batch == 0:
         return
+    k, v = (rotate(x) if cache.layout.view(role).rot else x for role, x in (("k", k), ("v", v)))
     args, constants, num_warps = launch_arguments(cache, k, v, counts, saturated)
     _append_kernel[(triton.cdiv(tokens, constants["TILE"]), 2 * heads, batch)](*args, **constants, num_warps=num_warps)
     cache.lengths.add_(tokens if counts is None else counts.clamp(max=tokens))
@@ -226,9 +242,9 @@ def launch_arguments(
     planar = any(cache.layout.view(role).planar for role in ("k", "v"))
     tile = min(PLANAR_TILE_TOKENS if planar else TILE_TOKENS, triton.next_power_of_2(k.shape[1]))
     args = [
-        k, v, code_bits(cache, "k"), code_bits(cache, "v"), cache.meta("k"), cache.meta("v"),
-        cache.static("k"), cache.static("v"), cache.static("k", "zero"), cache.static("v", "zero"),
-        cache.page_table, cache.lengths, counts, saturated,
+        k, v, code_bits(cache, "k"), code_bits(cache, "v"), meta_bits(cache, "k"), meta_bits(cache, "v"),
+        cache.layer_scale("k"), cache.layer_scale("v"), cache.static("k", "zero"), cache.static("v", "zero"),
+        cache.high("k"), cache.high("v"), cache.page_table, cache.lengths, counts, saturated,
         *k.stride()[:3], *v.stride()[:3], k.shape[1], cache.page_table.shape[1],
     ]  # fmt: skip
     k_view, v_view = cache.layout.view("k"), cache.layout.view("v")

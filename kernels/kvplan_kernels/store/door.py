@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kvplan_kernels.cache import Cache
+from kvplan_kernels.cache import DTYPES, Cache
 
 
 def code_bits(cache: Cache, role: str) -> Tensor:
@@ -14,6 +14,14 @@ def code_bits(cache: Cache, role: str) -> Tensor:
         return cache.words(role)
     codes = cache.codes(role)
     return codes.view(torch.int8) if codes.element_size() == 1 else codes
+
+
+def meta_bits(cache: Cache, role: str) -> Tensor | None:
+    """Row scales as the kernels address them, from the first one on; those of one byte as int8."""
+    meta, view = cache.meta_start(role), cache.layout.view(role)
+    if meta is None:
+        return None
+    return meta.view(torch.int8 if view.meta_bits == 8 else DTYPES[view.meta_storage])
 
 
 def check_append(

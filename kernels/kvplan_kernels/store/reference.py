@@ -38,11 +38,14 @@ def write_reference(
         cache.lengths[b] = start + size
 
 
-def read_reference(cache: Cache, role: str, sequence: int, length: int | None = None) -> Tensor:
+def read_reference(
+    cache: Cache, role: str, sequence: int, length: int | None = None, *, turned: bool = False
+) -> Tensor:
     """Rows of one sequence in token order as attention sees them: fp32 `(HKV, T, D)`.
 
     Args:
         length: tokens to read, default `cache.lengths[sequence]` (which synchronises).
+        turned: leave packed rows of a `rot` format rotated, as they are stored.
     """
     tokens = int(cache.lengths[sequence]) if length is None else length
     tensor = cache.layout.tensor(role)
@@ -51,7 +54,7 @@ def read_reference(cache: Cache, role: str, sequence: int, length: int | None = 
     parts = {}
     for plane, name, per in _row_fields(cache, role):
         parts[name] = _gather(cache, plane, role, name, sequence, at[::per] // per)
-    rows = decode(cache.layout, role, {**parts, **(get_static(cache, role) or {})})
+    rows = decode(cache.layout, role, {**parts, **(get_static(cache, role) or {})}, turned=turned)
     if not recent:
         return rows
     slots = torch.arange(packed, tokens, device=at.device) % tensor.recent
@@ -62,7 +65,7 @@ def _append_rows(cache: Cache, role: str, sequence: int, start: int, rows: Tenso
     """Append `rows` `(HKV, n, D)` of one sequence: pack what the split law says, keep recent ones as they are."""
     tensor, end = cache.layout.tensor(role), start + rows.shape[1]
     static = get_static(cache, role)
-    if clipped is not None and static is not None:
+    if clipped is not None and static is not None and cache.layout.view(role).has_static_scale:
         clipped += count_saturated(cache.layout, role, rows, static)
     if not tensor.recent:
         _pack(cache, role, sequence, start, rows)
@@ -83,26 +86,24 @@ def _pack(cache: Cache, role: str, sequence: int, start: int, rows: Tensor) -> N
     encoded = encode(cache.layout, role, rows, get_static(cache, role))
     at = torch.arange(start, start + rows.shape[1], device=rows.device)
     for plane, name, per in _row_fields(cache, role):
-        page, slot = _place(cache, plane, sequence, at[::per] // per)
-        stored = _as_bits(cache.planes[plane.name])
-        item = plane.offset(role, name)
-        value = _as_bits(encoded[name]).transpose(0, 1)
-        stored[page, :, slot, item : item + value.shape[-1]] = value
+        page, slot = _place(cache, per, sequence, at[::per] // per)
+        stored, value = cache.field(role, name), encoded[name].transpose(0, 1)
+        if plane.pack:
+            value = value.contiguous().view(torch.uint8)
+        _as_bits(stored)[page, :, slot] = _as_bits(value)
 
 
 def _gather(cache: Cache, plane: Plane, role: str, name: str, sequence: int, unit: Tensor) -> Tensor:
     """A field of the units (slots counted from the sequence's start) given: `(HKV, n, items)`."""
-    page, slot = _place(cache, plane, sequence, unit)
-    stored = cache.planes[plane.name]
-    item = plane.offset(role, name)
-    items = next(field_shape(f)[0] for f in plane.fields if (f.tensor, f.name) == (role, name))
-    found = _as_bits(stored)[page, :, slot, item : item + items].transpose(0, 1).contiguous()
-    return found.view(stored.dtype)
+    field = next(f for f in plane.fields if (f.tensor, f.name) == (role, name))
+    page, slot = _place(cache, field.tokens, sequence, unit)
+    found = _as_bits(cache.field(role, name))[page, :, slot].transpose(0, 1).contiguous()
+    return found.view(field_shape(field)[1])
 
 
-def _place(cache: Cache, plane: Plane, sequence: int, unit: Tensor) -> tuple[Tensor, Tensor]:
-    """(page, slot) of each unit of `plane.tokens` tokens of a sequence."""
-    per_page = cache.page_size // plane.tokens
+def _place(cache: Cache, tokens: int, sequence: int, unit: Tensor) -> tuple[Tensor, Tensor]:
+    """(page, slot) of each unit of `tokens` tokens of a sequence."""
+    per_page = cache.page_size // tokens
     return cache.page_table[sequence][unit // per_page].long(), unit % per_page
 
 

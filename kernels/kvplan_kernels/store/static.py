@@ -24,8 +24,8 @@ def set_static(cache: Cache, role: str, static: Encoded) -> None:
 
 
 def get_static(cache: Cache, role: str) -> Encoded | None:
-    """Static scales (and zeros) of tensor `role`, as the reference codec takes them; None for other formats."""
-    found = {name: cache.static(role, name) for name in ("scale", "zero")}
+    """Static scales (and zeros, or the global one) of `role`, as the reference codec takes them; None for others."""
+    found = {name: cache.static(role, name) for name in ("scale", "zero", "global")}
     return {name: plane for name, plane in found.items() if plane is not None} or None
 
 
