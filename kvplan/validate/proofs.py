@@ -14,7 +14,7 @@ from kvplan_kernels.cache import Cache, allocate
 from kvplan_kernels.codecs.planar import flip_top_bit
 from kvplan_kernels.store.append import append
 from kvplan_kernels.store.reference import read_reference, write_reference
-from kvplan_kernels.store.static import calibrate_cache
+from kvplan_kernels.store.static import calibrate_cache, double_scales
 from kvplan_kernels.testing import KERNEL, Error, differing_bytes, poison, relative_error
 
 from kvplan.formats.layout import Layout
@@ -102,14 +102,7 @@ def _codes(small: Small) -> Check:
 def _doubled_scales(small: Small) -> Check:
     """With the stored K scales doubled, the output must follow the reference that reads doubled scales."""
     changed = small.cache.clone()
-    plane = changed.meta("k")
-    if plane is None:
-        plane = changed.static("k")
-        assert plane is not None
-        plane.mul_(2)
-    else:
-        view = changed.layout.view("k")
-        plane[..., view.scale_at : view.scale_at + view.groups] *= 2
+    double_scales(changed, "k")
     error = relative_error(_run(small, changed), _reference(small, changed))
     moved = relative_error(_reference(small, changed), _reference(small, small.cache))
     passed = KERNEL.accepts(error) and moved.relative > 10 * KERNEL.relative
@@ -121,17 +114,18 @@ def _flipped_code(small: Small) -> Check:
     """One V code with its top bit flipped must change the output exactly as the reference says."""
     changed = small.cache.clone()
     token, channel = _heavy_value(small)
-    page = int(changed.page_table[0, token // changed.page_size])
-    row = changed.codes("v")[page, 0, token % changed.page_size]
     view = changed.layout.view("v")
+    field = changed.field("v", "high") if view.two_parts else changed.codes("v")
+    row = field[int(changed.page_table[0, token // changed.page_size]), 0, token % changed.page_size]
     if view.planar:
-        flip_top_bit(row, channel, view.bits)
+        flip_top_bit(row, channel, 1 if view.two_parts else view.bits)
     else:
         bits = row.view(torch.int16 if row.element_size() == 2 else torch.int8)
         bits[channel] ^= torch.iinfo(bits.dtype).min
+    # All channels of the head: of rotated values one code moves them all.
     group = small.tensors.q.shape[1] // changed.layout.heads
-    got = (_run(small, changed) - _run(small, small.cache))[0, :group, channel]
-    want = (_reference(small, changed) - _reference(small, small.cache))[0, :group, channel]
+    got = (_run(small, changed) - _run(small, small.cache))[0, :group]
+    want = (_reference(small, changed) - _reference(small, small.cache))[0, :group]
     error = relative_error(got, want)
     passed = error.relative < FLIP_TOLERANCE and float(want.abs().max()) > 0
     detail = f"output moved by {float(want.abs().max()):.1e}, the move is right to {error.relative:.1e}"
@@ -139,9 +133,10 @@ def _flipped_code(small: Small) -> Check:
 
 
 def _heavy_value(small: Small) -> tuple[int, int]:
-    """(token, channel) of request 0, head 0 whose sign flip moves the output most."""
+    """(token, stored channel) of request 0, head 0 whose sign flip moves the output most."""
     group = small.tensors.q.shape[1] // small.cache.layout.heads
-    k, v = (read_reference(small.cache, role, 0)[0].double() for role in ("k", "v"))
+    k = read_reference(small.cache, "k", 0)[0].double()
+    v = read_reference(small.cache, "v", 0, turned=True)[0].double()
     p = torch.softmax(small.tensors.q[0, :group].double() @ k.T * small.sm_scale, -1).amax(0)
     flat = int((p[:, None] * v.abs()).argmax())
     return flat // v.shape[1], flat % v.shape[1]

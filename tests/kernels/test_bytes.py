@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kvplan_kernels.cache import Cache, allocate, make_planes
+from kvplan_kernels.cache import Cache, allocate, field_view, make_planes
 from kvplan_kernels.store.append import append
 from kvplan_kernels.store.reference import write_reference
 from kvplan_kernels.store.static import calibrate_cache
@@ -17,8 +17,8 @@ PAGE = 48
 def test_allocated_bytes_are_the_declared_bytes(spelling: str) -> None:
     for dims in ((64, 64), (80, 80), (96, 96), (112, 112), (128, 128), (192, 128), (256, 256), (576, 512)):
         for heads in range(1, 9):
-            group = int(spelling.split("group/")[1].split(",")[0]) if "group" in spelling else 1
-            if dims[0] % group or dims[1] % group:
+            tensor = layout_of(spelling).tensor("k")
+            if tensor.granularity == "group" and any(dim % tensor.group for dim in dims):
                 continue
             layout = layout_of(spelling, dims=dims, heads=heads)
             planes = make_planes(layout, 7, 3, PAGE, "meta")
@@ -45,7 +45,8 @@ def write_whole(cache: Cache, writer: object) -> None:
     ids=lambda x: x if isinstance(x, str) else x.__name__,
 )
 def test_written_bytes_are_the_declared_bytes(spelling: str, writer: object) -> None:
-    layout = layout_of(spelling, dims=(96, 64) if "group/32" in spelling else (96, 80))
+    tensor = layout_of(spelling).tensor("k")
+    layout = layout_of(spelling, dims=(64, 128) if tensor.rot else (96, 64) if tensor.group == 32 else (96, 80))
     shuffle = torch.Generator().manual_seed(5)
     cache = allocate(
         layout, num_sequences=2, max_tokens=PAGE, page_size=PAGE, device=DEVICE, num_pages=5, shuffle=shuffle
@@ -59,15 +60,19 @@ def test_written_bytes_are_the_declared_bytes(spelling: str, writer: object) -> 
             assert touched.all(), plane.name
             continue
         assert not touched[guard_pages(cache)].any(), plane.name
-        slots = touched[owned].movedim(3, 2).flatten(1, 2)  # (sequence, slot, head, bytes)
-        at = 0
+        counted = at = 0
         for field in plane.fields:
-            width = field.unit_bytes
+            if plane.pack:
+                units = field_view(layout, plane, touched, field.tensor, field.name, PAGE)
+            else:
+                units = touched[..., at : at + field.unit_bytes]
+                at += field.unit_bytes
+            slots = units[owned].movedim(3, 2).flatten(1, 2)  # (sequence, slot, head, bytes)
             used = layout.tensor(field.tensor).split(PAGE)[0] // field.tokens
-            assert slots[:, :used, :, at : at + width].all(), (plane.name, field)
-            assert not slots[:, used:, :, at : at + width].any(), (plane.name, field)
-            at += width
-        assert at == plane.slot_bytes == touched.shape[-1]
+            assert slots[:, :used].all(), (plane.name, field)
+            assert not slots[:, used:].any(), (plane.name, field)
+            counted += units[0].numel()
+        assert counted == plane.page_bytes(PAGE, layout.heads) == touched[0].numel()
 
 
 def test_the_door_names_a_plane_that_is_not_as_declared() -> None:

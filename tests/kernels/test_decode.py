@@ -72,6 +72,9 @@ def assert_right(q: Tensor, cache: Cache, config: DecodeConfig | None = None) ->
         ("int4", "int2:token,asym"), ("int4:token,asym", "int4"), ("int2", "int4:channel,asym"),
         ("int8:group/32,asym", "int4:group/16"), ("int4:group/32,asym", "int8:group/16,scale=bf16"),
         ("int2:group/16,scale=fp32", "int2:group/32,asym"),
+        ("nvfp4", "nvfp4"), ("mxfp4", "mxfp8"), ("mxfp8", "fp4_e2m1"), ("fp4_e2m1:token,scale=e8m0", "mxfp4"),
+        ("int4,rot", "int4:token,asym,rot"), ("int3,rot", "int2,rot"), ("int4:group/32,asym,rot", "int8:head,rot"),
+        ("int3:group/32,asym", "int3:head"), ("int8:group/16,pack=page", "fp8_e4m3:group/32,pack=page"),
     ],
 )  # fmt: skip
 def test_every_format_at_every_kind_of_length(k: str, v: str) -> None:
@@ -99,6 +102,11 @@ def test_any_head_dim_and_any_number_of_query_heads(spelling: str, group: int, d
         ("int4:group/32,asym", "int4:group/32", 3, (96, 192)),
         ("int8:group/16,asym", "int4:group/32,asym", 8, (112, 128)),
         ("int2:group/32,asym", "int4:group/64,asym", 4, (128, 128)),
+        # An odd number of scales of a byte, in a page plane and beside others.
+        ("nvfp4", "mxfp4", 3, (80, 96)),
+        ("mxfp8", "nvfp4", 8, (96, 192)),
+        ("int3", "int3:group/16", 4, (128, 96)),
+        ("int3:token,asym,rot", "nvfp4", 4, (128, 128)),
     ],
 )
 def test_codes_below_8_bits_and_groups_at_any_head_dim(k: str, v: str, group: int, dims: tuple[int, int]) -> None:
@@ -123,7 +131,7 @@ def test_result_does_not_depend_on_the_number_of_programs_or_the_tile() -> None:
         assert relative_error(out, outs[0]).relative < 1e-3
 
 
-@pytest.mark.parametrize(("k", "v"), [("fp8_e4m3:token", "fp16"), ("int4:group/16,asym", "int2:token,asym")])
+@pytest.mark.parametrize(("k", "v"), [("fp8_e4m3:token", "fp16"), ("int4:group/16,asym", "int2:token,asym"), ("fp4_e2m1", "nvfp4"), ("int3", "int3")])
 def test_garbage_beyond_the_length_never_leaks(k: str, v: str) -> None:
     q = None
     outs = []
@@ -148,7 +156,7 @@ def test_doubled_scales_and_a_flipped_code_change_the_output_as_the_reference_sa
     assert changed[:, 2].unique().tolist() == [5] and changed[:, 1].min() >= 4
 
 
-@pytest.mark.parametrize("spelling", ["int8:channel", "int8:group/32"])
+@pytest.mark.parametrize("spelling", ["int8:channel", "int8:group/32", "nvfp4", "int4,rot"])
 def test_queries_of_any_size_keep_their_precision(spelling: str) -> None:
     cache = filled(spelling, "int8", lengths=[40, 64])
     q = query(cache, 2, torch.bfloat16)
@@ -197,7 +205,7 @@ def test_workspace_is_exactly_what_is_declared_and_can_be_reused() -> None:
 
 
 def test_default_launch_keeps_its_rules() -> None:
-    for spelling in ("bf16", "int8", "fp8_e4m3", "int4", "int2", "int4:group/16"):
+    for spelling in ("bf16", "int8", "fp8_e4m3", "int4", "int2", "int4:group/16", "nvfp4", "int3"):
         for dim in (64, 80, 128, 256, 576):
             for group in (1, 4, 16):
                 config = default_config(layout_of(spelling, dims=(dim, dim)), 128, group)

@@ -25,7 +25,7 @@ def verdicts(case: proofs.Small) -> dict[str, bool]:
     return {c.name: c.passed for c in proofs.prove(case)}
 
 
-@pytest.mark.parametrize("fmt", ["bf16", "int8", "int8:head", "fp8_e4m3:token"])
+@pytest.mark.parametrize("fmt", ["bf16", "int8", "int8:head", "fp8_e4m3:token", "nvfp4", "mxfp8", "int3,rot"])
 def test_sound_kernels_pass(fmt: str) -> None:
     found = verdicts(small(fmt))
     assert all(found.values()), found

@@ -31,18 +31,19 @@ def filled(k: str, v: str = "", dims: tuple[int, int] = (96, 64)) -> Cache:
 
 @pytest.mark.parametrize("spelling", WITH_KERNEL)
 def test_dequantised_values_are_the_references_and_tails_are_zero(spelling: str) -> None:
-    cache = filled(spelling)
+    cache = filled(spelling, dims=(128, 64) if spelling.endswith("rot") else (96, 64))
     check_dequantised(cache, spelling, torch.float16)
     if spelling in ("fp32", "fp16", "bf16", "int8", "int8:channel,asym"):
         check_dequantised(cache, spelling, torch.bfloat16)
 
 
 def check_dequantised(cache: Cache, spelling: str, dtype: torch.dtype) -> None:
-    k, v = (torch.full((3, HEADS, TOKENS, d), 9.0, dtype=dtype, device=DEVICE) for d in (96, 64))
+    dims = [cache.layout.tensor(role).dim for role in ("k", "v")]
+    k, v = (torch.full((3, HEADS, TOKENS, d), 9.0, dtype=dtype, device=DEVICE) for d in dims)
     dequantise(cache, k, v)
     for b, length in enumerate(LENGTHS):
         for role, out in (("k", k), ("v", v)):
-            want = read_reference(cache, role, b)
+            want = read_reference(cache, role, b, turned=True)
             # scale * code + zero may be one fused operation on a GPU: a last place of fp32, then of the output.
             rtol = 2.0**-8 if dtype == torch.bfloat16 else 2.0**-10
             assert torch.isclose(out[b, :, :length].float(), want, rtol=rtol, atol=1e-7).all()
@@ -51,10 +52,12 @@ def check_dequantised(cache: Cache, spelling: str, dtype: torch.dtype) -> None:
             assert (out[b, :, length:] == 0).all()
 
 
-@pytest.mark.parametrize(("k", "v"), [("fp16", "fp16"), ("int8", "int8,asym"), ("fp8_e4m3", "int8:channel")])
+@pytest.mark.parametrize(("k", "v"), [("fp16", "fp16"), ("int8", "int8,asym"), ("fp8_e4m3", "int8:channel"), ("int4,rot", "nvfp4"),
+     ("int3:group/32", "int2,rot")])  # fmt: skip
 def test_unfused_decode_matches_float64(k: str, v: str) -> None:
-    cache = filled(k, v)
-    q = torch.randn(3, 6, 96, generator=torch.Generator().manual_seed(3)).half().to(DEVICE)
+    dim = 128 if k.endswith("rot") else 96
+    cache = filled(k, v, (dim, 64))
+    q = torch.randn(3, 6, dim, generator=torch.Generator().manual_seed(3)).half().to(DEVICE)
     stored = [lambda b, role=role: read_reference(cache, role, b) for role in ("k", "v")]
     out = unfused_decode(q, cache, 0.1)
     assert (out[2] == 0).all()

@@ -71,7 +71,7 @@ def load_stripes(
 ):  # fmt: skip
     """One tile of words per stripe; a row has several stripes where groups are narrower than planes.
 
-    Codes in two parts: pairs of tiles, the second with the words of third bits that belong to the first's words.
+    Codes in two parts: a tile and its third bits, see `load_high`.
     """
     STRIPES: tl.constexpr = T.stripes
     p_row = WORDS + word_offset(i_part, i_slot, T, PAGE)
@@ -80,12 +80,27 @@ def load_stripes(
         tile = load_words(p_row + i_stripe * T.stripe_words, o_words, o_word, m_token, T, MASKED)
         if T.two_parts:
             p_high = HIGH + (i_part * PAGE + i_slot) * T.high_words
-            o_high = (i_stripe * T.stripe_words + o_word) % T.high_words
-            o_high = o_token[None, :] * T.high_words + o_high[:, None]
-            tiles = tiles + ((tile, load_words(p_high, o_high, o_word, m_token, T, MASKED)),)
+            tiles = tiles + ((tile, load_high(p_high, i_stripe, o_word, o_token, m_token, T, MASKED)),)
         else:
             tiles = tiles + (tile,)
     return tiles
+
+
+@triton.jit
+def load_high(p_row, i_stripe: tl.constexpr, o_word, o_token, m_token, T: tl.constexpr, MASKED: tl.constexpr):
+    """Words of third bits [padded words, BN] that belong to a stripe's words, as two tiles, 0 where the other counts.
+
+    Word w of codes has its third bits in word `w % high_words`: in the even bits if w lies in the lower half of the
+    row, else in the odd ones. Two loads, because a tile of shifts would cost the loads their asynchronous copies.
+    """
+    o_at = i_stripe * T.stripe_words + o_word
+    p_word = p_row + o_token[None, :] * T.high_words + o_at[:, None]
+    m_lower = ((o_word < T.stripe_words) & (o_at < T.high_words))[:, None]
+    m_upper = ((o_word < T.stripe_words) & (o_at >= T.high_words))[:, None]
+    if MASKED:
+        m_lower = m_lower & m_token[None, :]
+        m_upper = m_upper & m_token[None, :]
+    return tl.load(p_word, mask=m_lower, other=0), tl.load(p_word - T.high_words, mask=m_upper, other=0)
 
 
 @triton.jit

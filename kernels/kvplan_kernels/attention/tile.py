@@ -35,7 +35,7 @@ def attend(
     k_meta = load_meta_rows(K_META, i_part, i_slot, o_token, m_token, K, PAGE, MASKED)
     v_meta = load_meta_rows(V_META, i_part, i_slot, o_token, m_token, V, PAGE, MASKED)
 
-    k = unpack_stripes(k_words, o_kw, K, NATIVE_FP8)
+    k = unpack_stripes(k_words, K, NATIVE_FP8)
     s = scores(k, q, q_sum, k_factor, k_scales, k_zeros, k_meta, o_token, K)
     if MASKED:
         s = tl.where(m_token[:, None], s, NO_SCORE)
@@ -46,7 +46,7 @@ def attend(
     # Eight partial sums per head, so that the loop needs no exchange between threads for l.
     l = l * keep[None, :] + tl.sum(p.reshape(BN // 8, 8, m.shape[0]), 0)
 
-    v = unpack_stripes(v_words, o_vw, V, NATIVE_FP8)
+    v = unpack_stripes(v_words, V, NATIVE_FP8)
     acc = outputs(v, acc, p, keep, v_scales, v_zeros, v_meta, o_token, V, V_UNIT)
     return m_new, l, acc
 
@@ -70,7 +70,10 @@ def scores(k, q, q_sum, k_factor, k_scales, k_zeros, k_meta, o_token, K: tl.cons
                     s = dot(tl.trans(k[i_stripe * PLANES + j]), q[i_stripe * PLANES + j], s)
         if K.has_row_scale:
             b_scale = meta_value(k_scales[g], o_token, K.scale_at + g, K).to(tl.float32)
-            s = s * (b_scale * k_factor)[:, None]
+            if K.is_int:
+                s = s * (b_scale * k_factor)[:, None]
+            else:
+                s = s * b_scale[:, None]
             if K.meta_dot:
                 if g == 0:
                     s += dot(k_meta, q_sum[1], dot(k_meta, q_sum[0], tl.zeros(total.shape, tl.float32))) * q_sum[2]
@@ -82,6 +85,8 @@ def scores(k, q, q_sum, k_factor, k_scales, k_zeros, k_meta, o_token, K: tl.cons
         else:
             # A static zero, or the centre of static codes, moves all scores of a head alike: softmax ignores it.
             total = s * k_factor
+    if K.has_row_scale and not K.is_int:
+        total = total * k_factor
     return total
 
 
@@ -134,15 +139,13 @@ def outputs(v, acc, p, keep, v_scales, v_zeros, v_meta, o_token, V: tl.constexpr
 
 
 @triton.jit
-def unpack_stripes(tiles, o_word, T: tl.constexpr, NATIVE_FP8: tl.constexpr):
+def unpack_stripes(tiles, T: tl.constexpr, NATIVE_FP8: tl.constexpr):
     """Planes of all stripes, `stripe * fields_per_word + field`."""
     STRIPES: tl.constexpr = T.stripes
     planes = ()
     for i_stripe in tl.static_range(STRIPES):
         if T.two_parts:
-            # In the upper half of a row's words the third bits are the odd ones.
-            odd = (i_stripe * T.stripe_words + o_word) // T.high_words
-            planes = planes + unpack_int3(tiles[i_stripe][0], tiles[i_stripe][1], odd)
+            planes = planes + unpack_int3(tiles[i_stripe][0], tiles[i_stripe][1][0], tiles[i_stripe][1][1])
         else:
             planes = planes + unpack(tiles[i_stripe], T, NATIVE_FP8)
     return planes

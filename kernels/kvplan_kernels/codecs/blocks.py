@@ -4,7 +4,7 @@ e2m1 is 1 sign, 2 exponent and 1 mantissa bit: the magnitudes below. The rules o
 
 - `e8m0` (mxfp4, mxfp8): OCP Microscaling Formats (MX) Specification 1.0, section 6.3. The scale is a power of two,
   2^(floor(log2(absmax)) - emax), emax being the exponent of the element's largest number (e2m1 2, e4m3 8, e5m2 15);
-  elements are rounded to nearest even and saturate, so values between 1 and 4/3 of the largest code (e2m1) are clipped.
+  elements are rounded to nearest even and saturate: a block whose absmax is 6 to 8 times its scale is clipped (e2m1).
   The byte is the exponent + 127. Absmax 0 gets the smallest scale of `limits.py`; NaN (255) is never written.
 - `e4m3` (nvfp4): a scale of a block is absmax / 6, divided by the layer's `global` scale, rounded to nearest even. The
   global scale is calibrated: absmax of the layer / (6 * 448), so that the largest block gets the largest scale. Source:
@@ -59,7 +59,8 @@ def scale_values(view: TensorView, encoded: dict[str, Tensor]) -> Tensor:
     """Stored scales in fp32, the global one included."""
     scale = encoded["scale"]
     if view.meta_storage == "e8m0":
-        return torch.ldexp(torch.ones((), device=scale.device), scale.to(torch.int32) - 127)
+        # The exponent of an fp32.
+        return (scale.to(torch.int32) << 23).view(torch.float32)
     return scale.float() * encoded["global"].float() if view.has_global else scale.float()
 
 

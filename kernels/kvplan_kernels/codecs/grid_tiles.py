@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from kvplan.formats.layout import TensorView
-from kvplan_kernels.codecs.block_tiles import scale_of_byte, unpack_fp4
+from kvplan_kernels.codecs.block_tiles import e4m3_scales, scale_of_byte, unpack_fp4
 from kvplan_kernels.codecs.planar_tiles import unpack_int2, unpack_int4
 from kvplan_kernels.dialect import INTERPRET, as_fp16
 
@@ -191,6 +191,8 @@ def meta_value(words, o_token, AT: tl.constexpr, T: tl.constexpr):
     if T.meta_storage == "fp32":
         return words.to(tl.float32, bitcast=True)
     PER_WORD: tl.constexpr = 32 // T.meta_bits
+    if T.meta_storage == "fp8_e4m3" and T.meta_stride % 4 == 0 and not INTERPRET:
+        return e4m3_scales(words)[AT % 4]
     if T.meta_stride % PER_WORD == 0:
         item = words >> (T.meta_bits * (AT % PER_WORD))
     else:

@@ -139,51 +139,46 @@ def unpack_int2(w, NESTED: tl.constexpr):
 
 
 @triton.jit
-def unpack_int3(low, high, odd):
+def unpack_int3(low, even, odd):
     """Fields of each byte of `low` in place, weights 1, 4, 16, 64, each with its third bit above it.
 
-    Third bit of field j: bit 2j of `high`, or 2j + 1 where `odd` [W] is 1.
+    Third bit of field j: bit 2j of `even`, or 2j + 1 of `odd`; one of the two words is 0.
     """
-    odd = tl.broadcast_to(odd.to(tl.int16)[:, None], low.shape)
     if INTERPRET:
-        first = high >> odd
-        top, third = (low >> 8) & 0xFF, first >> 6
-        first = first << 2
+        third = even | (odd >> 1)
+        top, upper = (low >> 8) & 0xFF, third >> 6
+        third = third << 2
         return (
-            as_fp16((low & 0x3) | (first & 0x4)), as_fp16((low & 0xC) | (first & 0x10)),
-            as_fp16((low & 0x30) | (first & 0x40)), as_fp16((low & 0xC0) | (first & 0x100)),
-            as_fp16((top & 0x3) | (third & 0x4)), as_fp16((top & 0xC) | (third & 0x10)),
-            as_fp16((top & 0x30) | (third & 0x40)), as_fp16((top & 0xC0) | (third & 0x100)),
+            as_fp16((low & 0x3) | (third & 0x4)), as_fp16((low & 0xC) | (third & 0x10)),
+            as_fp16((low & 0x30) | (third & 0x40)), as_fp16((low & 0xC0) | (third & 0x100)),
+            as_fp16((top & 0x3) | (upper & 0x4)), as_fp16((top & 0xC) | (upper & 0x10)),
+            as_fp16((top & 0x30) | (upper & 0x40)), as_fp16((top & 0xC0) | (upper & 0x100)),
         )  # fmt: skip
     else:
-        # Both words of a register lie in one half of the row: one amount of shift serves them.
+        # Third bits of fields 0 and 2 are put over fields 1 and 3, which are then not wanted, and the other way round.
         return tl.inline_asm_elementwise(
             """{
-            .reg .b32 h, t, n;
-            and.b32 n, $10, 1;
-            shr.u32 h, $9, n;
+            .reg .b32 h, t, u, x;
+            shr.u32 h, $10, 1;
+            or.b32 h, h, $9;
             shl.b32 t, h, 2;
             shr.u32 h, h, 6;
-            and.b32 $0, $8, 0x00030003;
-            and.b32 $1, $8, 0x000c000c;
-            and.b32 $2, $8, 0x00300030;
-            and.b32 $3, $8, 0x00c000c0;
-            lop3.b32 $0, t, 0x00040004, $0, 0xea;
-            lop3.b32 $1, t, 0x00100010, $1, 0xea;
-            lop3.b32 $2, t, 0x00400040, $2, 0xea;
-            lop3.b32 $3, t, 0x01000100, $3, 0xea;
-            shr.u32 t, $8, 8;
-            and.b32 $4, t, 0x00030003;
-            and.b32 $5, t, 0x000c000c;
-            and.b32 $6, t, 0x00300030;
-            and.b32 $7, t, 0x00c000c0;
-            lop3.b32 $4, h, 0x00040004, $4, 0xea;
-            lop3.b32 $5, h, 0x00100010, $5, 0xea;
-            lop3.b32 $6, h, 0x00400040, $6, 0xea;
-            lop3.b32 $7, h, 0x01000100, $7, 0xea;
+            shr.u32 u, $8, 8;
+            lop3.b32 x, t, $8, 0x00440044, 0xe4;
+            and.b32 $0, x, 0x00070007;
+            and.b32 $2, x, 0x00700070;
+            lop3.b32 x, t, $8, 0x01100110, 0xe4;
+            and.b32 $1, x, 0x001c001c;
+            and.b32 $3, x, 0x01c001c0;
+            lop3.b32 x, h, u, 0x00440044, 0xe4;
+            and.b32 $4, x, 0x00070007;
+            and.b32 $6, x, 0x00700070;
+            lop3.b32 x, h, u, 0x01100110, 0xe4;
+            and.b32 $5, x, 0x001c001c;
+            and.b32 $7, x, 0x01c001c0;
             }""",
             "=&r,=&r,=&r,=&r,=&r,=&r,=&r,=&r,r,r,r",
-            [low, high, odd],
+            [low, even, odd],
             dtype=(tl.float16,) * 8,
             is_pure=True,
             pack=2,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from kvplan_kernels.cache import Cache
+from kvplan_kernels.cache import DTYPES, Cache
 from kvplan_kernels.codecs.grid import Encoded, calibrate
 
 
@@ -37,3 +38,19 @@ def calibrate_cache(cache: Cache, k: Tensor, v: Tensor, margin: float = 1.0) -> 
     """
     for role, x in (("k", k), ("v", v)):
         set_static(cache, role, calibrate(cache.layout, role, x.transpose(1, 2), margin))
+
+
+def double_scales(cache: Cache, role: str) -> None:
+    """Double every scale of `role` in place, for proofs that a kernel reads them; scales of a byte up to the largest."""
+    view = cache.layout.view(role)
+    scales = cache.static(role) if view.has_static_scale else cache.field(role, "scale")
+    assert scales is not None
+    if view.meta_bits > 8:
+        if cache.layout.plane(role, "scale").pack:
+            scales = scales.view(DTYPES[view.meta_storage])
+        scales.mul_(2)
+        return
+    # The exponent is the whole byte (e8m0) or begins at bit 3 (e4m3, whose largest finite code is 0x7E).
+    step, top = (1, 0xFE) if view.meta_storage == "e8m0" else (8, 0x7E)
+    bits = scales.view(torch.uint8)
+    bits.copy_((bits.to(torch.int32) + step).clamp(max=top))
