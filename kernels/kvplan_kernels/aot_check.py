@@ -88,7 +88,10 @@ def check_decode(
 
 def check_combine(rotated: bool = False, capability: int = 90) -> Report:
     """Compile the combine kernel for 64 requests."""
-    constants = {**combine_constants(64 * HEADS, 528, HEADS, GROUP, 128, rotated), "PDL": has_dependent_launch(capability)}
+    constants = {
+        **combine_constants(64 * HEADS, 528, HEADS, GROUP, 128, rotated),
+        "PDL": has_dependent_launch(capability),
+    }
     signature = {
         "PART_OUT": "*fp32", "PART_LSE": "*fp32", "OUT": "*bf16", "TILE_STARTS": "*i32",
         "num_requests": "i32", "num_programs": "i32",

@@ -29,7 +29,9 @@ def field_shape(field: Field) -> tuple[int, torch.dtype]:
     return field.unit_bytes // dtype.itemsize, dtype
 
 
-def field_view(layout: Layout, plane: Plane, tensor: torch.Tensor, role: str, name: str, page_size: int) -> torch.Tensor:
+def field_view(
+    layout: Layout, plane: Plane, tensor: torch.Tensor, role: str, name: str, page_size: int
+) -> torch.Tensor:
     """A field of a page plane's tensor, `(num_pages, heads, units, elements)`: bytes if the plane is packed."""
     at = plane.offset(role, name, page_size)
     field = next(f for f in plane.fields if (f.tensor, f.name) == (role, name))

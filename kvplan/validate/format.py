@@ -61,7 +61,7 @@ def validate_format(run: Session, fmt: str) -> FormatResult:
 
 
 def _filled(run: Session, plan: Planned) -> tuple[Cache, dict[str, float]]:
-    """The layer's cache with all tokens appended; static scales come from the first request, clipping is counted."""
+    """The layer's cache with all tokens; calibrated scales come from the first request, clipping is counted."""
     g, k, v = run.geometry, run.tensors.k, run.tensors.v
     layout = plan.group(run.group.name).layout
     cache = allocate(
@@ -75,7 +75,7 @@ def _filled(run: Session, plan: Planned) -> tuple[Cache, dict[str, float]]:
     counts = saturated.sum(1).tolist()
     fractions = {}
     for role, x, count in (("k", k, counts[0]), ("v", v, counts[1])):
-        if layout.view(role).has_static_scale:
+        if layout.view(role).has_static_scale or layout.view(role).has_global:
             fractions[role] = count / x.numel()
     return cache, fractions
 

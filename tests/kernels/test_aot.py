@@ -23,6 +23,12 @@ RECORDED = {
     "decode int4:group/32,asym int4:group/32,asym": 2.422,
     "decode int4:group/64,asym int4:group/64,asym": 1.895,
     "decode int2:group/32,asym int2:group/32,asym": 2.465,
+    "decode fp4_e2m1 fp4_e2m1": 3.379,
+    "decode mxfp4 mxfp4": 2.945,
+    "decode nvfp4 nvfp4": 3.562,
+    "decode mxfp8 mxfp8": 2.453,
+    "decode int4:token,asym,rot int4:token,asym,rot": 1.379,
+    "decode int3,rot int3,rot": 2.107,
 }
 """Thread instructions per element of K and V in the loop, on Triton 3.6.0."""
 
@@ -33,7 +39,7 @@ def test_kernels_compile_to_asynchronous_copies_and_matrix_instructions(
     found = compile_ahead("kvplan_kernels.aot_check", triton_folder)
     oldest = found["triton"].startswith("3.4.")
     for kernel in found["kernels"]:
-        if kernel["kernel"] == "combine":
+        if kernel["kernel"].startswith("combine"):
             assert kernel["spills"] == 0
             continue
         assert kernel["asynchronous_copies"] > 0 and kernel["matrix_instructions"] > 0, kernel

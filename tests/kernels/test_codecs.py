@@ -208,7 +208,10 @@ def test_errors_on_real_k_and_v_agree_with_independent_figures(spelling: str, sh
 def test_block_floats_and_rotated_formats_lose_what_they_lost_elsewhere(spelling: str, shared: Path) -> None:
     tensors = read_safetensors(shared / "data" / "smollm2_kv_small.safetensors")
     lost = [
-        [float((there_and_back(spelling, x) - x).norm() / x.float().norm()) for x in (tensors[f"layers.{i}.{n}"] for n in "kv")]
+        [
+            float((there_and_back(spelling, x) - x).norm() / x.float().norm())
+            for x in (tensors[f"layers.{i}.{n}"] for n in "kv")
+        ]
         for i in (0, 1, 10, 20, 29)
     ]
     assert torch.tensor(lost).mean(0).tolist() == pytest.approx(ELSEWHERE[spelling], rel=0.1)

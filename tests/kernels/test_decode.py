@@ -131,7 +131,10 @@ def test_result_does_not_depend_on_the_number_of_programs_or_the_tile() -> None:
         assert relative_error(out, outs[0]).relative < 1e-3
 
 
-@pytest.mark.parametrize(("k", "v"), [("fp8_e4m3:token", "fp16"), ("int4:group/16,asym", "int2:token,asym"), ("fp4_e2m1", "nvfp4"), ("int3", "int3")])
+@pytest.mark.parametrize(
+    ("k", "v"),
+    [("fp8_e4m3:token", "fp16"), ("int4:group/16,asym", "int2:token,asym"), ("fp4_e2m1", "nvfp4"), ("int3", "int3")],
+)
 def test_garbage_beyond_the_length_never_leaks(k: str, v: str) -> None:
     q = None
     outs = []

@@ -18,7 +18,8 @@ from kvplan.formats.grid import Tensor, bind
 pytestmark = pytest.mark.gpu
 FORMATS = [
     "bf16", "int8", "int8:head", "fp8_e4m3", "fp8_e4m3:head", "int4", "int4:token,asym", "int2:token,asym",
-    "int8:group/32,asym", "int4:group/32,asym", "int2:group/32,asym",
+    "int8:group/32,asym", "int4:group/32,asym", "int2:group/32,asym", "nvfp4", "mxfp4", "mxfp8", "int3,rot",
+    "int4:token,asym,rot",
 ]  # fmt: skip
 
 
@@ -53,7 +54,7 @@ def test_fused_decode_takes_only_its_workspace(fmt: str) -> None:
     assert declared < 0.05 * 4 * 8192 * 8 * 256 * 2
 
 
-@pytest.mark.parametrize("fmt", ["int8", "fp8_e4m3", "int4:group/32,asym"])
+@pytest.mark.parametrize("fmt", ["int8", "fp8_e4m3", "int4:group/32,asym", "nvfp4", "int3,rot"])
 def test_a_graph_follows_the_lengths(fmt: str) -> None:
     """Captured once at full length, replayed after the lengths shrank: nothing of the old lengths may survive."""
     cache, q = filled(fmt, 5, 1000)

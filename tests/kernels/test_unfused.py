@@ -52,8 +52,16 @@ def check_dequantised(cache: Cache, spelling: str, dtype: torch.dtype) -> None:
             assert (out[b, :, length:] == 0).all()
 
 
-@pytest.mark.parametrize(("k", "v"), [("fp16", "fp16"), ("int8", "int8,asym"), ("fp8_e4m3", "int8:channel"), ("int4,rot", "nvfp4"),
-     ("int3:group/32", "int2,rot")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("k", "v"),
+    [
+        ("fp16", "fp16"),
+        ("int8", "int8,asym"),
+        ("fp8_e4m3", "int8:channel"),
+        ("int4,rot", "nvfp4"),
+        ("int3", "int2,rot"),
+    ],
+)
 def test_unfused_decode_matches_float64(k: str, v: str) -> None:
     dim = 128 if k.endswith("rot") else 96
     cache = filled(k, v, (dim, 64))

@@ -68,9 +68,10 @@ def decode_kernel(
 ):
     """One program: its range of the work list, one (request, KV head) segment after the other.
 
-    Q `[B, HKV * G, K.dim]`; *_WORDS `[pages, HKV, PAGE, words]`, *_HIGH with the third bits of 3-bit codes; *_META int32
-    view of `[pages, HKV, PAGE, items]`; *_SCALE (or the global scale), V_ZERO `[HKV or 1, items]`; PART_OUT `[slots, G, V.dim]`, PART_LSE `[slots, G]`; PAGE_TABLE
-    `[B, max_pages]`; TILE_STARTS `[B + 1]`. `sm_scale` includes log2(e). KW, VW: words of a stripe, padded.
+    Q `[B, HKV * G, K.dim]`; *_WORDS `[pages, HKV, PAGE, words]`; *_HIGH `[pages, HKV, PAGE, high_words]`, third bits;
+    *_META int32 view of `[pages, HKV, PAGE, items]` (page planes: see rows.py); *_SCALE, V_ZERO `[HKV or 1, items]`;
+    PART_OUT `[slots, G, V.dim]`, PART_LSE `[slots, G]`; PAGE_TABLE `[B, max_pages]`; TILE_STARTS `[B + 1]`. `sm_scale`
+    includes log2(e). KW, VW: words of a stripe, padded.
     """
     # One pointer for one plane, so that loads of the same words are merged.
     if ONE_META:
@@ -116,14 +117,14 @@ def decode_kernel(
         for i_tile in tl.range(loop_bound(first), loop_bound(full), num_stages=STAGES):
             i_next = tl.load(p_table + tl.minimum(i_tile + 1, last - 1) * BN // PAGE)
             m, l, acc = attend(
-                i_tile, m, l, acc, q, q_sum, k_factor, K_WORDS, V_WORDS, K_HIGH, V_HIGH, K_META, V_META, i_page, i_head, length,
-                o_k, o_v, o_kw, o_vw, o_token, K, V, HKV, PAGE, BN, K_UNIT, V_UNIT, NATIVE_FP8, False,
+                i_tile, m, l, acc, q, q_sum, k_factor, K_WORDS, V_WORDS, K_HIGH, V_HIGH, K_META, V_META, i_page, i_head,
+                length, o_k, o_v, o_kw, o_vw, o_token, K, V, HKV, PAGE, BN, K_UNIT, V_UNIT, NATIVE_FP8, False,
             )  # fmt: skip
             i_page = i_next
         if last > full:
             m, l, acc = attend(
-                full, m, l, acc, q, q_sum, k_factor, K_WORDS, V_WORDS, K_HIGH, V_HIGH, K_META, V_META, i_page, i_head, length,
-                o_k, o_v, o_kw, o_vw, o_token, K, V, HKV, PAGE, BN, K_UNIT, V_UNIT, NATIVE_FP8, True,
+                full, m, l, acc, q, q_sum, k_factor, K_WORDS, V_WORDS, K_HIGH, V_HIGH, K_META, V_META, i_page, i_head,
+                length, o_k, o_v, o_kw, o_vw, o_token, K, V, HKV, PAGE, BN, K_UNIT, V_UNIT, NATIVE_FP8, True,
             )  # fmt: skip
         slot = i_program + i_pair
         b_sum = tl.sum(l, 0)

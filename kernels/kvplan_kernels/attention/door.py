@@ -23,7 +23,7 @@ def check_supported(layout: Layout) -> None:
         if not has_tiles(view) or tensor.recent:
             raise UnsupportedError(
                 f"{role} format {tensor.spelling} has no decode kernel yet",
-                "kernels read fp16, bf16, fp8, fp4, int8, int4, int3 and int2 by tensor, head, channel, token or group/N",
+                "kernels read 16 bit, fp8, fp4, int8, int4, int3 and int2 by tensor, head, channel, token or group/N",
             )
 
 

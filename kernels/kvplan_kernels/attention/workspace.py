@@ -23,9 +23,7 @@ def _parts(num_programs: int, requests: int, kv_heads: int, group: int, dim_v: i
     return requests * kv_heads * group * dim_q, slots * group * dim_v, slots * group, requests + 1
 
 
-def workspace_bytes(
-    num_programs: int, requests: int, kv_heads: int, group: int, dim_v: int, dim_q: int = 0
-) -> int:
+def workspace_bytes(num_programs: int, requests: int, kv_heads: int, group: int, dim_v: int, dim_q: int = 0) -> int:
     """Bytes that `Workspace.allocate` takes from the device; depends on shapes only, not on lengths.
 
     Args:

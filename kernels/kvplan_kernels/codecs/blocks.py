@@ -14,6 +14,8 @@ e2m1 is 1 sign, 2 exponent and 1 mantissa bit: the magnitudes below. The rules o
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
 
@@ -28,7 +30,7 @@ def e2m1_codes(q: Tensor) -> Tensor:
     """fp32 -> codes 0 to 15 (int32): nearest, halves to the even code, beyond 6 saturated; bit 3 is the sign."""
     size = q.abs()
     code = torch.zeros_like(size, dtype=torch.int32)
-    for i, (low, high) in enumerate(zip(MAGNITUDES, MAGNITUDES[1:], strict=False)):
+    for i, (low, high) in enumerate(pairwise(MAGNITUDES)):
         half = (low + high) / 2
         # Between codes i and i + 1 a half goes to the even one.
         code += (size > half if i % 2 == 0 else size >= half).to(torch.int32)

@@ -101,13 +101,16 @@ def calibrate(layout: Layout, role: str, x: Tensor, margin: float = 1.0) -> Enco
 
 
 def saturated(layout: Layout, role: str, x: Tensor, static: Encoded) -> Tensor:
-    """Values of `x` `(..., H, T, D)` that a static format clips, counted per head: int64 `(H,)`.
+    """Values of `x` `(..., H, T, D)` that a calibrated format clips, counted per head: int64 `(H,)`.
 
     A value counts when it lies more than half a step beyond the last code (infinities do, NaN does not).
     """
     view = layout.view(role)
     grid = grid_of(view)
-    q = _quotient(view, _numbers(view, x), static)
+    x, meta = _numbers(view, x), static
+    if view.has_global:
+        meta = static | _metadata(view, grid, _grouped_range(view, grid, x), static)
+    q = _quotient(view, x, meta)
     clipped = (q < grid.clip_low) | (q > grid.clip_high)
     return clipped.movedim(-3, 0).flatten(1).sum(1)
 

@@ -21,6 +21,7 @@ from kvplan.formats.grid import bind
 from kvplan_kernels.aot import Report, compile_ahead, report
 from kvplan_kernels.attention import unfused
 from kvplan_kernels.cache import Cache, make_planes
+from kvplan_kernels.codecs import rotation
 from kvplan_kernels.store import append
 
 PAIRS = (
@@ -35,6 +36,9 @@ PAIRS = (
     ("int4", "int4:token,asym", 128, 128),
     ("int4:group/32,asym", "int4:group/32", 96, 128),
     ("int2:token,asym", "int2:group/32,asym", 128, 128),
+    ("nvfp4", "mxfp4", 128, 128),
+    ("mxfp8", "fp4_e2m1", 128, 128),
+    ("int3,rot", "int3:token,asym,rot", 128, 128),
 )  # fmt: skip
 HEADS, PAGE, BATCH, TOKENS = 8, 128, 4, 256
 _TYPES = {
@@ -57,6 +61,13 @@ def check_dequantise(pair: tuple[str, str, int, int], capability: int = 90) -> R
     k, v = (_meta((BATCH, HEADS, TOKENS, dim), torch.bfloat16) for dim in pair[2:])
     args, constants, num_warps = unfused.launch_arguments(_cache(pair), k, v)
     return _compile(unfused._dequantise_kernel, args, constants, num_warps, capability)
+
+
+def check_rotate(dim: int, dtype: torch.dtype = torch.bfloat16, back: bool = False, capability: int = 90) -> Report:
+    """Compile the rotation of rows of one head dimension."""
+    x = _meta((BATCH, TOKENS, HEADS, dim), dtype)
+    args, constants, num_warps = rotation.launch_arguments(x, _meta(tuple(x.shape), torch.float32), back)
+    return _compile(rotation._rotate_kernel, args, constants, num_warps, capability)
 
 
 def _cache(pair: tuple[str, str, int, int]) -> Cache:
@@ -88,6 +99,8 @@ def main() -> int:
         name = " ".join(map(str, pair))
         rows.append({"kernel": f"append {name}", **asdict(check_append(pair))})
         rows.append({"kernel": f"dequantise {name}", **asdict(check_dequantise(pair))})
+    for dim in (64, 128, 256):
+        rows.append({"kernel": f"rotate {dim}", **asdict(check_rotate(dim))})
     rows.append({"kernel": "append one token", **asdict(check_append(PAIRS[1], tokens=1))})
     json.dump({"triton": triton.__version__, "kernels": rows}, sys.stdout, indent=1)
     return 0

@@ -85,7 +85,7 @@ def _write_rows(
                 if PLANAR:
                     scales = scales + ((scale, zero),)
                 else:
-                    tl.store(p_out, _row_codes(x, scale, zero, L, G), mask=m)
+                    tl.store(p_out, _row_codes(x, m, scale, zero, i_head, p_saturated, L, G), mask=m)
             elif not PLANAR:
                 tl.store(p_out, _encode_static(x, m, o_channel, i_head, p_scale, p_zero, p_saturated, L, G), mask=m)
         elif p_out.dtype.element_ty == x.dtype:
@@ -126,7 +126,7 @@ def _write_words(
             x = to_number(tl.load(p_channel, mask=m, other=0.0))
             if L.has_row_scale:
                 group = scales[(j * WORDS + i_stripe * STRIPE) // WIDTH]
-                code = _row_codes(x, group[0], group[1], L, G)
+                code = _row_codes(x, m, group[0], group[1], i_head, p_saturated, L, G)
             else:
                 code = _encode_static(x, m, o_channel, i_head, p_scale, p_zero, p_saturated, L, G)
             whole = code.to(tl.int32) + G.excess
@@ -172,11 +172,23 @@ def _row_scale(x, m, p_meta, p_global, m_token, L: tl.constexpr, G: tl.constexpr
 
 
 @triton.jit
-def _row_codes(x, scale, zero, L: tl.constexpr, G: tl.constexpr):
+def _row_codes(x, m, scale, zero, i_head, p_saturated, L: tl.constexpr, G: tl.constexpr):
     """Codes (TILE, WIDE) of rows with the scale and zero that were stored."""
     if L.asym:
         x = x - zero[:, None]
-    return round_code(tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape)), G)
+    q = tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))
+    if L.has_global and p_saturated is not None:
+        _count_clipped(q, m, p_saturated + i_head, G)
+    return round_code(q, G)
+
+
+@triton.jit
+def _count_clipped(q, m, p_count, G: tl.constexpr):
+    """Add the values more than half a step beyond the last code."""
+    clipped = m & ((q < G.clip_low) | (q > G.clip_high))
+    total = tl.sum(tl.sum(clipped.to(tl.int32), 1), 0)
+    if total > 0:
+        tl.atomic_add(p_count, total.to(tl.int64))
 
 
 @triton.jit
@@ -190,10 +202,7 @@ def _encode_static(x, m, o_channel, i_head, p_scale, p_zero, p_saturated, L: tl.
         x = x - to_fp32(tl.load(p_zero + o_static))[None, :]
     q = tl.div_rn(x, tl.broadcast_to(to_fp32(tl.load(p_scale + o_static))[None, :], x.shape))
     if p_saturated is not None:
-        clipped = m & ((q < G.clip_low) | (q > G.clip_high))
-        total = tl.sum(tl.sum(clipped.to(tl.int32), 1), 0)
-        if total > 0:
-            tl.atomic_add(p_saturated + i_head, total.to(tl.int64))
+        _count_clipped(q, m, p_saturated + i_head, G)
     return round_code(q, G)
 
 
@@ -217,7 +226,8 @@ def append(
         counts: int32 `(B,)`, rows of each sequence that are real (the first ones); default all T.
         max_length: upper bound of `cache.lengths` after the write, refused if the page table cannot hold it. Without
             it only T is checked, and rows beyond the page table are dropped on the device.
-        saturated: int64 `(2, HKV)`, incremented by the values that static formats clip; K in row 0, V in row 1.
+        saturated: int64 `(2, HKV)`, incremented by the values that static formats, and row scales below a calibrated
+            global one, clip; K in row 0, V in row 1.
 
     Raises:
         UnsupportedError: a format without a write kernel.

@@ -65,7 +65,7 @@ def _append_rows(cache: Cache, role: str, sequence: int, start: int, rows: Tenso
     """Append `rows` `(HKV, n, D)` of one sequence: pack what the split law says, keep recent ones as they are."""
     tensor, end = cache.layout.tensor(role), start + rows.shape[1]
     static = get_static(cache, role)
-    if clipped is not None and static is not None and cache.layout.view(role).has_static_scale:
+    if clipped is not None and static is not None:
         clipped += count_saturated(cache.layout, role, rows, static)
     if not tensor.recent:
         _pack(cache, role, sequence, start, rows)

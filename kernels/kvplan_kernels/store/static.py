@@ -41,7 +41,7 @@ def calibrate_cache(cache: Cache, k: Tensor, v: Tensor, margin: float = 1.0) -> 
 
 
 def double_scales(cache: Cache, role: str) -> None:
-    """Double every scale of `role` in place, for proofs that a kernel reads them; scales of a byte up to the largest."""
+    """Double every scale of `role` in place, for proofs that kernels read them; one-byte scales up to the largest."""
     view = cache.layout.view(role)
     scales = cache.static(role) if view.has_static_scale else cache.field(role, "scale")
     assert scales is not None
