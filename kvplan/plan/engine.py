@@ -49,7 +49,17 @@ class EngineRank:
         return self.cache.beside(tokens)
 
 
-def in_engine(request: PlanRequest, spec: ModelSpec) -> tuple[PlanRequest, ChosenEngine]:
+def capability_of(device: DeviceSpec | None) -> tuple[int, int] | None:
+    """CUDA compute capability of a GPU; None: not known."""
+    if device is None or not device.compute_capability:
+        return None
+    major, minor = device.compute_capability.split(".")
+    return int(major), int(minor)
+
+
+def in_engine(
+    request: PlanRequest, spec: ModelSpec, device: DeviceSpec | None = None
+) -> tuple[PlanRequest, ChosenEngine]:
     """The request with every format spelled out as the engine stores it.
 
     Raises:
@@ -69,6 +79,22 @@ def in_engine(request: PlanRequest, spec: ModelSpec) -> tuple[PlanRequest, Chose
     asked = {role: getattr(request, role) for role in ("kv", "k", "v", "latent", "index")}
     native = DTYPES[spec.native_dtype]
     spelled, chosen, skips = choose_formats(engine, version, asked, roles(spec), native)
+    if engine.adapt is not None:
+        from kvplan.engines.shared.types import Adapting
+
+        made = engine.adapt(
+            Adapting(
+                spec=spec,
+                native=native,
+                version=version,
+                capability=capability_of(device),
+                options=options,
+                chosen=chosen,
+                spelled=spelled,
+                skips=skips,
+            )
+        )
+        spelled, chosen, skips = dict(made.spelled), dict(made.chosen), made.skips
     if request.layers and request.layers != skips:
         raise UsageError(
             f"{engine.title} chooses the formats of single layers itself",
@@ -93,10 +119,7 @@ def engine_ranks(
     """One rank of every pipeline stage."""
     from kvplan.engines.shared.types import Case
 
-    capability = None
-    if device and device.compute_capability:
-        major, minor = device.compute_capability.split(".")
-        capability = (int(major), int(minor))
+    capability = capability_of(device)
     made = []
     for stage, groups in enumerate(stages):
         case = Case(

@@ -1,0 +1,253 @@
+"""From a case to the layers as vLLM declares them: backend, block size, and the spec of every cache group."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from kvplan.engines.vllm.backends import (
+    BACKENDS,
+    check_block,
+    choose_backend,
+    default_block,
+    kernel_blocks,
+)
+from kvplan.engines.vllm.blocks import (
+    CHUNKED,
+    CROSS,
+    FULL,
+    MAMBA,
+    MLA,
+    SLIDING,
+    SLIDING_MLA,
+    LayerSpec,
+    page_bytes,
+)
+from kvplan.engines.vllm.groups import Layers
+from kvplan.engines.vllm.options import Settings
+from kvplan.engines.vllm.states import (
+    aligned_block,
+    check_state,
+    normal,
+    state_blocks,
+    state_layout,
+    state_storages,
+)
+from kvplan.errors import UnsupportedError
+from kvplan.formats.grammar import Format
+from kvplan.formats.grid import Tensor, bind
+from kvplan.formats.layout import Layout
+from kvplan.memory.groups import DTYPES, CacheGroup
+from kvplan.memory.rows import RowLaw
+from kvplan.specs.groups import LatentGroup, StateGroup
+from kvplan.units import cdiv
+
+if TYPE_CHECKING:
+    from kvplan.engines.shared.types import Case
+    from kvplan.specs.groups import LayerGroup
+    from kvplan.specs.model import ModelSpec
+
+V4_ALIGNMENT = 576
+"""Bytes that pages of DeepSeek-V4 are rounded up to (FLASHMLA_SPARSE, TMA stride)."""
+V4_WINDOW_BLOCK = 64
+V4_RING_BLOCKS = {8: 4, 128: 8}
+"""Rows of a compressor's state to tokens of its blocks (vllm-project/vllm#54703)."""
+MLA_LEAST_BLOCK = 128
+"""Of a hybrid with MLA (platforms/interface.py:940-1137)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A model as vLLM lays it out before grouping.
+
+    Attributes:
+        layers: of every cache group, in the order of their first layers.
+        backends: kind of layer to backend.
+        block_size: tokens of a block of growing caches.
+        notes: what was assumed.
+    """
+
+    layers: tuple[Layers, ...]
+    backends: Mapping[str, str]
+    block_size: int
+    notes: tuple[str, ...]
+
+
+def model_kind(spec: ModelSpec) -> str:
+    """Which backends a model needs: attention, mla, sparse (MLA with an index) or v4; empty without attention."""
+    if normal(spec.model_type) == "deepseekv4":
+        return "v4"
+    latents = [g for g in spec.layer_groups if isinstance(g, LatentGroup)]
+    rows = [g for g in latents if g.role == "kv"]
+    if any(g.retain.law != "all" or g.stride != 1 for g in rows):
+        raise UnsupportedError(
+            f"kvplan has no rule for the compressed rows of {spec.id} in vLLM", "plan without --engine"
+        )
+    if rows:
+        indexed = [g for g in latents if g.role == "index"]
+        if indexed and (any(g.retain.law != "all" or g.stride != 1 for g in indexed) or _has_states(spec)):
+            raise UnsupportedError(f"kvplan has no rule for the index keys of {spec.id} in vLLM", "plan without --engine")
+        return "sparse" if indexed else "mla"
+    if latents:
+        raise UnsupportedError(
+            f"kvplan has no rule for index keys beside K and V ({spec.id}) in vLLM", "plan without --engine"
+        )
+    return "attention" if any(g.kind in ("attention", "cross") for g in spec.layer_groups) else ""
+
+
+def _has_states(spec: ModelSpec) -> bool:
+    return any(isinstance(g, StateGroup) for g in spec.layer_groups)
+
+
+def spec_group(spec: ModelSpec, name: str) -> LayerGroup:
+    """The layer group of a cache group: parts of one and prediction layers carry its name with more around it."""
+    return spec.group(name.removeprefix("mtp-").partition("[")[0])
+
+
+def declare(case: Case, settings: Settings) -> Declared:
+    """Every layer's cache as vLLM declares it.
+
+    Raises:
+        UsageError: what vLLM refuses; UnsupportedError: what kvplan has no rule for.
+    """
+    kind = model_kind(case.spec)
+    backends = _backends(case, kind)
+    notes = list(settings.notes)
+    if case.capability is None and backends:
+        notes.append(
+            f"The compute capability of the GPU is not known: {', '.join(backends.values())}, as on Hopper, is assumed."
+        )
+    block = _block_size(case, backends, kind)
+    states = _states(case, settings)
+    if states and backends:
+        block = _hybrid_block(case, settings, backends, block, max(s.fixed_bytes("state") for s in states.values()))
+    made = []
+    for index, group in enumerate(case.groups):
+        spec = _layer_spec(case, settings, group, states.get(group.name), block, kind, backends)
+        made.append(Layers(index, spec, tuple(stage[index].layers for stage in case.stages)))
+    made.sort(key=lambda m: _first_layer(case, case.groups[m.index].name))
+    return Declared(tuple(made), backends, block, tuple(notes))
+
+
+def _first_layer(case: Case, name: str) -> int:
+    return case.spec.layers if name.startswith("mtp-") else case.spec.positions(spec_group(case.spec, name))[0]
+
+
+def _backends(case: Case, kind: str) -> dict[str, str]:
+    asked = case.options["attention_backend"]
+    found = {}
+    if kind in ("mla", "sparse", "v4"):
+        found[kind] = choose_backend(kind, case.chosen["latent"], case.capability, asked)
+        asked = None
+    if kind and "k" in case.chosen:
+        found["attention"] = choose_backend("attention", case.chosen["k"], case.capability, asked)
+    return found
+
+
+def _kernels(case: Case, kind: str, name: str) -> tuple[int, ...]:
+    dims = [g.k_dim for g in case.spec.layer_groups if g.kind in ("attention", "cross")]
+    dtype = case.chosen["k" if kind == "attention" else "latent"]
+    return kernel_blocks(name, max(dims, default=0), dtype, case.capability)
+
+
+def _block_size(case: Case, backends: Mapping[str, str], kind: str) -> int:
+    """As asked, else the least that every backend takes."""
+    asked: int | None = case.options["block_size"]
+    sizes = [16]
+    for layer_kind, name in backends.items():
+        blocks = _kernels(case, layer_kind, name)
+        if asked:
+            check_block(name, asked, blocks)
+        sizes.append(default_block(name, blocks, indexed=kind == "sparse"))
+    return asked or max(sizes)
+
+
+def _states(case: Case, settings: Settings) -> dict[str, Layout]:
+    """What vLLM stores of every state, by the name of the cache group."""
+    made = {}
+    for group in case.groups:
+        declared = spec_group(case.spec, group.name)
+        if isinstance(declared, StateGroup):
+            check_state(declared.state)
+            recurrent, conv = state_storages(
+                declared.state, declared.dtype.recurrent, DTYPES[case.spec.native_dtype], case.spec.model_type,
+                case.options["mamba_cache_dtype"], case.options["mamba_ssm_cache_dtype"],
+            )  # fmt: skip
+            tp = case.sharding.attention_tp
+            made[group.name] = state_layout(declared.state, tp, recurrent, conv, settings.mode.speculative)
+    return made
+
+
+def _hybrid_block(case: Case, settings: Settings, backends: Mapping[str, str], block: int, state_bytes: int) -> int:
+    """The block whose attention page holds a state; a larger one that is asked for stays."""
+    attention = [g for g in case.groups if g.role in ("kv", "latent")]
+    token = max(g.layout.page_bytes(1) for g in attention)
+    kernels = [_kernels(case, kind, name)[0] for kind, name in backends.items()]
+    unit = max(block, *kernels, MLA_LEAST_BLOCK if "attention" not in backends else 0)
+    chunk = case.options["mamba_block_size"] or 0
+    return max(block, aligned_block(state_bytes, token, unit, settings.mode, kernel_blocks=kernels, chunk=chunk))
+
+
+def _layer_spec(
+    case: Case, settings: Settings, group: CacheGroup, state: Layout | None, block: int, kind: str,
+    backends: Mapping[str, str],
+) -> LayerSpec:  # fmt: skip
+    if state is not None:
+        return _state_spec(case, settings, state, block, bool(backends))
+    declared = spec_group(case.spec, group.name)
+    if kind == "v4":
+        return _v4_spec(case, group, declared, block)
+    latent = group.role in ("latent", "index")
+    full, window = (MLA, SLIDING_MLA) if latent else (FULL, SLIDING)
+    name = {"all": full, "window": window, "chunk": CHUNKED, "encoder": CROSS}.get(group.law.law)
+    if name is None:
+        raise UnsupportedError(f"kvplan has no rule for group {group.name} in vLLM", "plan without --engine")
+    size = group.layout.page_bytes(cdiv(block, group.law.stride))
+    limit = max(group.law.limit, settings.encoder_tokens) if name == CROSS else group.law.limit
+    alignment = row_alignment(group.layout, backends[kind], block) if latent and group.role == "latent" else 1
+    ranks = case.sharding.dcp if name in (FULL, MLA) else 1
+    return LayerSpec(
+        name, block, size, size, group.layout, group.law, limit=limit, ranks=ranks, alignment=alignment
+    )
+
+
+def row_alignment(layout: Layout, backend: str, block: int) -> int:
+    """Bytes that the stride between an MLA layer's blocks must be a multiple of.
+
+    Blocks of several kernel blocks are cut into those; bf16 sparse attention addresses whole rows.
+    """
+    blocks = BACKENDS[backend].blocks
+    row = layout.page_bytes(1)
+    if block > max(blocks) and not BACKENDS[backend].multiples:
+        return max(blocks) * row
+    plain = all(t.number in ("bf16", "fp16") for t in layout.tensors)
+    return row if BACKENDS[backend].kind == "sparse" and plain else 1
+
+
+def _state_spec(case: Case, settings: Settings, layout: Layout, block: int, attention: bool) -> LayerSpec:
+    size = layout.fixed_bytes("state")
+    token = max((g.layout.page_bytes(1) for g in case.groups if g.role in ("kv", "latent")), default=0)
+    padded = max(size, block * token) if attention else size
+    tokens = case.context if settings.mode.mode == "none" else block
+    return LayerSpec(
+        MAMBA, tokens, size, padded, layout, RowLaw("ring", 1), states=state_blocks(settings.mode)
+    )
+
+
+def _v4_spec(case: Case, group: CacheGroup, declared: LayerGroup, block: int) -> LayerSpec:
+    """DeepSeek-V4: compressed rows and index keys in blocks of 256 tokens, windows and compressor states in small ones."""
+    assert isinstance(declared, LatentGroup)
+    if group.law.law == "ring":
+        size = V4_RING_BLOCKS.get(group.law.limit)
+        if size is None:
+            raise UnsupportedError(f"kvplan has no rule for group {group.name} in vLLM", "plan without --engine")
+        number = DTYPES[declared.dtype or case.spec.native_dtype]
+        layout = bind((Tensor("latent", Format(number), declared.nope_dim, 0),), 1, number)
+        made = LayerSpec(SLIDING_MLA, size, 0, 0, layout, group.law, limit=group.law.limit)
+    elif group.law.law == "window":
+        made = LayerSpec(SLIDING_MLA, V4_WINDOW_BLOCK, 0, 0, group.layout, group.law, limit=group.law.limit)
+    else:
+        made = LayerSpec(MLA, block, 0, 0, group.layout, group.law, ranks=case.sharding.dcp)
+    unpadded = page_bytes(made.layout, made.states_per_block)
+    return replace(made, unpadded=unpadded, page_bytes=page_bytes(made.layout, made.states_per_block, V4_ALIGNMENT))
