@@ -33,6 +33,7 @@ class LayerSpec:
         states: blocks of a state per request (mode `all`: 0, it grows with the tokens).
         ranks: decode-context-parallel ranks that share the tokens.
         alignment: bytes that the stride between blocks must be a multiple of.
+        per_token: states of one token, for models that keep several.
     """
 
     kind: str
@@ -45,11 +46,37 @@ class LayerSpec:
     states: int = 1
     ranks: int = 1
     alignment: int = 1
+    per_token: int = 1
 
     @property
     def states_per_block(self) -> int:
-        """Rows of a block: one for every `stride` tokens."""
-        return states_per_block(self.block_size, self.law.stride)
+        """Rows of a block: `per_token` for each token, or one for every `stride` tokens."""
+        return states_per_block(self.block_size, self.law.stride, self.per_token)
+
+    @property
+    def head_slots(self) -> int:
+        """Records of a state: one per KV head, for nvfp4 one for K and one for V (AttentionSpec, :586-601)."""
+        apart = {t.number for t in self.layout.tensors} == {"fp4_e2m1"} and len(self.layout.tensors) > 1
+        return self.layout.heads * (2 if apart else 1)
+
+    @property
+    def state_content(self) -> int:
+        """Bytes of one record of one state."""
+        return self.unpadded // (self.head_slots * self.states_per_block)
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes of one layer for each token of a block."""
+        return self.page_bytes / self.block_size
+
+    @property
+    def layer_outer_stride(self) -> int:
+        """Bytes between two blocks of one layer where layers lie apart."""
+        return align_up(self.page_bytes, self.alignment)
+
+    def request_bytes(self, tokens: int, in_flight: int = 0, retained: int = 0) -> int:
+        """Bytes of one request's blocks in one layer (`max_memory_usage_bytes`)."""
+        return request_blocks(self, tokens, in_flight, retained).total * self.page_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +97,24 @@ class RequestBlocks:
     def total(self) -> int:
         """All of them."""
         return self.needed + self.unread + self.reserved
+
+
+def layer_spec(
+    kind: str, layout: Layout, law: RowLaw, block_size: int, *, limit: int = 0, ranks: int = 1, page_alignment: int = 1,
+    stride_alignment: int = 1, per_token: int = 1,
+) -> LayerSpec:  # fmt: skip
+    """The spec of a layer whose cache grows with tokens; its pages are rounded up to `page_alignment` bytes."""
+    states = states_per_block(block_size, law.stride, per_token)
+    return LayerSpec(
+        kind, block_size, layout.page_bytes(states), page_bytes(layout, states, page_alignment), layout, law,
+        limit=limit, ranks=ranks, alignment=stride_alignment, per_token=per_token,
+    )  # fmt: skip
+
+
+def state_spec(layout: Layout, block_size: int, states: int, page: int = 0) -> LayerSpec:
+    """The spec of a layer with a state, padded to `page` bytes if that is more."""
+    size = layout.fixed_bytes("state")
+    return LayerSpec(MAMBA, block_size, size, max(size, page), layout, RowLaw("ring", 1), states=states)
 
 
 def states_per_block(block_size: int, stride: int = 1, per_token: int = 1) -> int:

@@ -11,6 +11,7 @@ from kvplan.engines.vllm.groups import Bucket, Layers, page_groups, promoted
 from kvplan.engines.vllm.layers import Declared, declare
 from kvplan.engines.vllm.options import settings_of
 from kvplan.engines.vllm.pool import UTILS, Pool
+from kvplan.engines.vllm.states import STATE_BACKENDS
 from kvplan.engines.vllm.versions import PLANNING, rules_of
 from kvplan.errors import UnsupportedError
 from kvplan.memory.groups import CacheGroup
@@ -51,6 +52,21 @@ class VllmCache(EngineCache):
             block_outer=block_outer,
             override=case.options["num_gpu_blocks_override"],
         )
+
+    @property
+    def layout(self) -> str:
+        """Order of layers, blocks, tokens and heads in memory (v1/attention/backends/utils.py:229-236)."""
+        asked: str | None = self.case.options["kv_cache_layout"]
+        blackwell = self.case.capability is not None and self.case.capability[0] in (10, 11)
+        heads_first = blackwell and self.declared.backends.get("attention") == "FLASHINFER"
+        return asked or ("BLHNC" if self.pool.block_outer else "LBHNC" if heads_first else "LBNHC")
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """Backends of all layers, those of states and index keys included."""
+        states = [g.state.type for g in self.case.spec.layer_groups if g.kind == "state"]
+        named = [STATE_BACKENDS[kind] for kind in states] + list(self.declared.backends.values())
+        return tuple(sorted({*named, *(["DEEPSEEK_V32_INDEXER"] if "sparse" in self.declared.backends else [])}))
 
     def parts(self, context: int, sequences: int) -> tuple[Part, ...]:
         """One part per cache group, then the null block; see `EngineCache`."""
@@ -132,7 +148,7 @@ class VllmCache(EngineCache):
         pool, stage = self.pool, self.case.stage
         per_group = [n for b in pool.buckets for n in b.layers_per_group()]
         made = [
-            EngineFigure("attention backend", ", ".join(self.declared.backends.values()) or "none", ORDER),
+            EngineFigure("attention backend", ", ".join(self.backends), ORDER),
             EngineFigure("block_size", self.declared.block_size, SIZES),
             EngineFigure("layers per group", ", ".join(map(str, per_group)), PLANNING),
             EngineFigure("bytes per block", pool.block_bytes(stage), PLANNING),

@@ -48,6 +48,24 @@ class Bucket:
         sizes = dict.fromkeys(m.spec.page_bytes for m in self.members)
         return tuple(tuple(m for m in self.members if m.spec.page_bytes == size) for size in sizes)
 
+    @property
+    def kind(self) -> str:
+        """vLLM's name of the first layer's spec."""
+        return self.members[0].spec.kind
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block."""
+        return self.members[0].spec.block_size
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a group's page: of one layer where all are alike, else of all layers together."""
+        alike = {(m.spec.kind, m.spec.layout, m.spec.page_bytes) for m in self.members}
+        if len(alike) == 1:
+            return self.members[0].spec.page_bytes
+        return sum(m.total * m.spec.page_bytes for m in self.members)
+
     def layers_per_group(self, stage: int | None = None) -> tuple[int, ...]:
         """Layers of each page group, on one stage or on all."""
         dealt = [_dealt(lane, self.groups) for lane in self.lanes]

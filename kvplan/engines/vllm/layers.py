@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvplan.engines.vllm.backends import (
@@ -17,12 +17,12 @@ from kvplan.engines.vllm.blocks import (
     CHUNKED,
     CROSS,
     FULL,
-    MAMBA,
     MLA,
     SLIDING,
     SLIDING_MLA,
     LayerSpec,
-    page_bytes,
+    layer_spec,
+    state_spec,
 )
 from kvplan.engines.vllm.groups import Layers
 from kvplan.engines.vllm.options import Settings
@@ -39,9 +39,7 @@ from kvplan.formats.grammar import Format
 from kvplan.formats.grid import Tensor, bind
 from kvplan.formats.layout import Layout
 from kvplan.memory.groups import DTYPES, CacheGroup
-from kvplan.memory.rows import RowLaw
 from kvplan.specs.groups import LatentGroup, StateGroup
-from kvplan.units import cdiv
 
 if TYPE_CHECKING:
     from kvplan.engines.shared.types import Case
@@ -203,51 +201,46 @@ def _layer_spec(
     name = {"all": full, "window": window, "chunk": CHUNKED, "encoder": CROSS}.get(group.law.law)
     if name is None:
         raise UnsupportedError(f"kvplan has no rule for group {group.name} in vLLM", "plan without --engine")
-    size = group.layout.page_bytes(cdiv(block, group.law.stride))
     limit = max(group.law.limit, settings.encoder_tokens) if name == CROSS else group.law.limit
-    alignment = row_alignment(group.layout, backends[kind], block) if latent and group.role == "latent" else 1
-    ranks = case.sharding.dcp if name in (FULL, MLA) else 1
-    return LayerSpec(
-        name, block, size, size, group.layout, group.law, limit=limit, ranks=ranks, alignment=alignment
-    )
+    alignment = 1
+    if group.role != "index":
+        of = kind if latent else "attention"
+        alignment = stride_alignment(group.layout, backends[of], block, _kernels(case, of, backends[of]))
+    return layer_spec(
+        name, group.layout, group.law, block, limit=limit, ranks=case.sharding.dcp if name in (FULL, MLA) else 1,
+        stride_alignment=alignment,
+    )  # fmt: skip
 
 
-def row_alignment(layout: Layout, backend: str, block: int) -> int:
-    """Bytes that the stride between an MLA layer's blocks must be a multiple of.
+def stride_alignment(layout: Layout, backend: str, block: int, kernels: tuple[int, ...]) -> int:
+    """Bytes that the stride between a layer's blocks must be a multiple of.
 
-    Blocks of several kernel blocks are cut into those; bf16 sparse attention addresses whole rows.
+    Blocks that no kernel takes whole are cut into the largest that does; bf16 sparse attention addresses whole rows.
     """
-    blocks = BACKENDS[backend].blocks
     row = layout.page_bytes(1)
-    if block > max(blocks) and not BACKENDS[backend].multiples:
-        return max(blocks) * row
+    if not BACKENDS[backend].multiples and block not in kernels:
+        return max(k for k in kernels if block % k == 0) * row
     plain = all(t.number in ("bf16", "fp16") for t in layout.tensors)
     return row if BACKENDS[backend].kind == "sparse" and plain else 1
 
 
 def _state_spec(case: Case, settings: Settings, layout: Layout, block: int, attention: bool) -> LayerSpec:
-    size = layout.fixed_bytes("state")
+    """A state, its page as large as the block of attention beside it."""
     token = max((g.layout.page_bytes(1) for g in case.groups if g.role in ("kv", "latent")), default=0)
-    padded = max(size, block * token) if attention else size
     tokens = case.context if settings.mode.mode == "none" else block
-    return LayerSpec(
-        MAMBA, tokens, size, padded, layout, RowLaw("ring", 1), states=state_blocks(settings.mode)
-    )
+    return state_spec(layout, tokens, state_blocks(settings.mode), block * token if attention else 0)
 
 
 def _v4_spec(case: Case, group: CacheGroup, declared: LayerGroup, block: int) -> LayerSpec:
     """DeepSeek-V4: compressed rows and index keys in blocks of 256 tokens, windows and compressor states in small ones."""
     assert isinstance(declared, LatentGroup)
-    if group.law.law == "ring":
-        size = V4_RING_BLOCKS.get(group.law.limit)
-        if size is None:
+    layout, law = group.layout, group.law
+    if law.law == "all":
+        return layer_spec(MLA, layout, law, block, ranks=case.sharding.dcp, page_alignment=V4_ALIGNMENT)
+    size = V4_WINDOW_BLOCK
+    if law.law == "ring":
+        if law.limit not in V4_RING_BLOCKS:
             raise UnsupportedError(f"kvplan has no rule for group {group.name} in vLLM", "plan without --engine")
-        number = DTYPES[declared.dtype or case.spec.native_dtype]
-        layout = bind((Tensor("latent", Format(number), declared.nope_dim, 0),), 1, number)
-        made = LayerSpec(SLIDING_MLA, size, 0, 0, layout, group.law, limit=group.law.limit)
-    elif group.law.law == "window":
-        made = LayerSpec(SLIDING_MLA, V4_WINDOW_BLOCK, 0, 0, group.layout, group.law, limit=group.law.limit)
-    else:
-        made = LayerSpec(MLA, block, 0, 0, group.layout, group.law, ranks=case.sharding.dcp)
-    unpadded = page_bytes(made.layout, made.states_per_block)
-    return replace(made, unpadded=unpadded, page_bytes=page_bytes(made.layout, made.states_per_block, V4_ALIGNMENT))
+        size, number = V4_RING_BLOCKS[law.limit], DTYPES[declared.dtype or case.spec.native_dtype]
+        layout = bind((Tensor("latent", Format(number), declared.nope_dim),), 1, number)
+    return layer_spec(SLIDING_MLA, layout, law, size, limit=law.limit, page_alignment=V4_ALIGNMENT)

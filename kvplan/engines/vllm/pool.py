@@ -85,6 +85,10 @@ class Pool:
             return self.override
         return min(pool // self.block_bytes(stage) for stage, pool in enumerate(pools))
 
+    def allocated_bytes(self, num_blocks: int) -> tuple[int, ...]:
+        """Bytes of all blocks, by stage."""
+        return tuple(num_blocks * self.block_bytes(stage) for stage in range(self.stages))
+
     def max_concurrency(self, num_blocks: int, tokens: int | None = None) -> float:
         """Requests of the maximum length that the blocks serve; the null block is not taken off."""
         return num_blocks / self.blocks_per_request(tokens or self.max_model_len)

@@ -29,6 +29,11 @@ FLOAT32_MODELS = ("nemotronh",)
 CHECKPOINT_DTYPE_MODELS = ("qwen35", "qwen35moe", "qwen35text", "qwen35moetext", "qwen4exp")
 """Architectures whose checkpoint says mamba_ssm_dtype: the spec's own dtype."""
 FLASHINFER_GDN_CHECKPOINT = 64
+STATE_BACKENDS = {
+    "mamba1": "MAMBA1_ATTN", "mamba2": "MAMBA2_ATTN", "gated_deltanet": "GDN_ATTN", "kda": "GDN_ATTN",
+    "lightning": "LINEAR_ATTN", "short_conv": "SHORT_CONV_ATTN",
+}  # fmt: skip
+"""Kind of a state to vLLM's backend for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,5 +152,5 @@ def check_state(state: State) -> None:
     Raises:
         UnsupportedError: kvplan has no rule for it in vLLM.
     """
-    if state.type in ("rwkv7", "rglru"):
+    if state.type not in STATE_BACKENDS:
         raise UnsupportedError(f"kvplan has no rule for {state.type} states in vLLM", "plan without --engine")

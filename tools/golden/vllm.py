@@ -1,0 +1,332 @@
+"""vllm_golden.json: figures of vLLM's own planner against kvplan's engine.
+
+Layers (A, B) and whole models (C, R) are resolved as plan requests; what a record sets by hand, such as a window's
+in-flight tokens, is given to the same functions of `kvplan.engines.vllm`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from math import lcm
+from typing import Any
+
+from golden.common import DIFFERENT, EQUAL, Outcome, figures, refusal
+from synthetic import attention, latent, make, named_model
+
+from kvplan.engines.vllm import blocks
+from kvplan.engines.vllm.blocks import LayerSpec
+from kvplan.engines.vllm.cache import VllmCache
+from kvplan.engines.vllm.options import OPTIONS
+from kvplan.engines.vllm.states import StateMode, raw_state, state_blocks
+from kvplan.formats.grammar import parse_any
+from kvplan.formats.grid import Tensor, bind
+from kvplan.memory.groups import CacheFormats, cache_groups
+from kvplan.memory.parts import total
+from kvplan.memory.rows import RowLaw
+from kvplan.memory.sharding import Sharding
+from kvplan.plan.engine import EngineRank
+from kvplan.plan.resolve import resolve
+from kvplan.plan.types import PlanRequest
+from kvplan.specs.load import load_device
+from kvplan.specs.model import ModelSpec, Mtp
+
+STORAGES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
+GPUS = {(9, 0): "h100-80gb", (10, 0): "b200"}
+"""The GPU that each faked capability stands for (`meta.real_model_method`)."""
+CLASSES = {
+    "mamba": "MambaSpec", "full_attention": "FullAttentionSpec", "sliding_window": "SlidingWindowSpec",
+    "mla_attention": "MLAAttentionSpec", "chunked_local_attention": "ChunkedLocalAttentionSpec",
+}  # fmt: skip
+ROPE = 64
+"""Rope channels of an MLA row, of which a record gives only the whole width."""
+RAW = {1: "fp8_e4m3", 2: "bf16", 4: "fp32"}
+"""A format by the bytes of its items, for rows that a record gives as bytes."""
+LAYERS = 9
+"""So many that some stay quantised where vLLM keeps the first and last two in the model's dtype."""
+
+
+def claims(data: dict[str, Any]) -> bool:
+    """Whether this is vLLM's file."""
+    meta = data.get("meta", {})
+    return "vllm" in (meta.get("engine"), meta.get("meta", {}).get("engine"))
+
+
+def outcomes(data: dict[str, Any]) -> Iterator[Outcome]:
+    """One outcome per record."""
+    for record in data["records"]:
+        yield KINDS[record["kind"]](record)
+
+
+def engine_caches(spec: ModelSpec, options: dict[str, Any], **request: Any) -> list[VllmCache]:
+    """vLLM's cache of every pipeline stage; options that are None are left to it."""
+    texts = tuple(f"{name}={value}" for name, value in options.items() if value is not None)
+    gpu = request.pop("gpu", None)
+    asked = PlanRequest(model=spec.id, engine="vllm", engine_options=texts, beyond_max=True, **request)
+    ranks = resolve(asked, spec, load_device(gpu) if gpu else None).ranks
+    found = [r.cache for r in ranks if isinstance(r, EngineRank)]
+    return [c for c in found if isinstance(c, VllmCache)]
+
+
+def _one_layer(spec: ModelSpec, role: str, options: dict[str, Any], **request: Any) -> LayerSpec:
+    """The spec of the layers of one role, of those that most have."""
+    (cache,) = engine_caches(spec, options, **request)
+    fits = [m for m in cache.declared.layers if cache.case.groups[m.index].role == role]
+    return max(fits, key=lambda m: m.total).spec
+
+
+def _attention_layer(i: dict[str, Any]) -> LayerSpec:
+    spec = make(LAYERS, attention(range(LAYERS), i["num_kv_heads"], i["head_size"], i.get("head_size_v")))
+    options = {"block_size": i["block_size"], "attention_backend": i.get("backend")}
+    return _one_layer(spec, "kv", options, kv=i.get("kv_cache_dtype", "auto"))
+
+
+def _mla_layer(i: dict[str, Any], role: str = "latent") -> LayerSpec:
+    rows = latent(range(LAYERS), i.get("head_size", 576) - ROPE, ROPE)
+    keys = latent(range(LAYERS), i.get("index_head_dim", 128), 0, name="index", role="index", overlay=True)
+    sparse = role == "index" or "SPARSE" in i["backend"]
+    options = {"block_size": i["block_size"], "attention_backend": i.get("backend")}
+    return _one_layer(make(LAYERS, rows, *([keys] if sparse else [])), role, options, kv=i.get("kv_cache_dtype", "auto"))
+
+
+def _page(spec: LayerSpec) -> dict[str, Any]:
+    return {
+        "page_size_bytes": spec.page_bytes,
+        "unpadded_page_size_bytes": spec.unpadded,
+        "num_head_slots": spec.head_slots,
+        "num_states": spec.states_per_block,
+        "state_content_size_bytes": spec.state_content,
+        "bytes_per_token_per_layer": spec.bytes_per_token,
+        "block_stride_alignment_bytes": spec.alignment,
+        "layer_outer_block_stride": spec.layer_outer_stride,
+    }
+
+
+def _layer(made: Callable[[dict[str, Any]], LayerSpec]) -> Callable[[dict[str, Any]], Outcome]:
+    """A record of one layer: its page and, where given, the bytes of a request."""
+
+    def outcome(record: dict[str, Any]) -> Outcome:
+        i, expected = record["inputs"], record["outputs"]
+
+        def compute() -> dict[str, Any]:
+            spec = made(i)
+            in_flight = blocks.in_flight_tokens(i.get("max_concurrent_batches", 0), i.get("max_num_batched_tokens", 0))
+            tokens, retained = i.get("max_model_len", 1), i.get("extra_retained_tokens", 0)
+            more = {
+                "max_memory_usage_bytes": spec.request_bytes(tokens, in_flight, retained),
+                "blocks": blocks.request_blocks(spec, tokens, in_flight, retained).total,
+            }
+            return _page(spec) | {key: value for key, value in more.items() if key in expected}
+
+        return figures(record["id"], expected, compute)
+
+    return outcome
+
+
+def _full(i: dict[str, Any]) -> LayerSpec:
+    spec = replace(_attention_layer(i), ranks=i.get("dcp", 1))
+    many = i.get("states_per_token", 1)
+    return blocks.layer_spec(spec.kind, spec.layout, spec.law, spec.block_size, per_token=many) if many > 1 else spec
+
+
+def _limited(kind: str, key: str, law: str) -> Callable[[dict[str, Any]], LayerSpec]:
+    def made(i: dict[str, Any]) -> LayerSpec:
+        return replace(_attention_layer(i), kind=kind, limit=i.get(key, 0), law=RowLaw(law, i.get(key, 0)))
+
+    return made
+
+
+def _compressed(i: dict[str, Any]) -> LayerSpec:
+    layout = bind([Tensor("latent", parse_any(RAW[i["itemsize"]]), i["head_size"])], 1, "bf16")
+    law = RowLaw(stride=i["tokens_per_state"])
+    return blocks.layer_spec(blocks.MLA, layout, law, i["block_size"], page_alignment=i["alignment"] or 1)
+
+
+def _mamba(record: dict[str, Any]) -> Outcome:
+    i = record["inputs"]
+
+    def compute() -> dict[str, Any]:
+        checkpoints = i["num_prefill_checkpoint_blocks"] or None
+        mode = StateMode(i["mamba_cache_mode"], i["num_speculative_blocks"], checkpoints)
+        layout = raw_state(i["shapes"], [STORAGES[d] for d in i["dtypes"]])
+        spec = blocks.state_spec(layout, 1, state_blocks(mode))
+        return {"page_size_bytes": spec.page_bytes, "max_memory_usage_bytes": spec.request_bytes(1)}
+
+    return figures(record["id"], record["outputs"], compute)
+
+
+def _heads(record: dict[str, Any]) -> Outcome:
+    i = record["inputs"]
+    spec = make(1, attention([0], i["total_kv_heads"], 128))
+
+    def compute() -> dict[str, Any]:
+        return {"kv_heads": cache_groups(spec, CacheFormats.native(spec), i["tp"])[0].layout.heads}
+
+    return figures(record["id"], record["outputs"], compute)
+
+
+def _stages(record: dict[str, Any]) -> Outcome:
+    i = record["inputs"]
+
+    def compute() -> dict[str, Any]:
+        sharding = Sharding(pp=i["pp"])
+        return {"layers_per_stage": [len(sharding.stage_layers(i["layers"], s)) for s in range(i["pp"])]}
+
+    return figures(record["id"], record["outputs"], compute)
+
+
+def _model_spec(name: str) -> tuple[ModelSpec, bool, dict[str, str]]:
+    """(model, whether it drafts, options) of a name such as `X + 1 full-attention draft layer` or `X (--option v: why)`."""
+    plain, bracket, flags = name.partition(" (--")
+    model, plus, draft = plain.partition(" + ")
+    spec = named_model(model)
+    if plus:
+        count, kind = draft.split()[:2]
+        like = next(g.name for g in spec.layer_groups if g.name == kind.partition("-")[0])
+        spec = spec.model_copy(update={"mtp": Mtp(layers=int(count), cache_like=(like,))})
+    options = {}
+    if bracket:
+        option, value = flags.partition(":")[0].rstrip(")").split()[:2]
+        options[option.replace("-", "_")] = value
+    return spec, bool(plus), options
+
+
+def _with_query_heads(spec: ModelSpec, tp: int) -> ModelSpec:
+    """The model with as many query heads as `tp` divides: the planner's figures know KV heads only."""
+    body = spec.model_dump()
+    for group in body["layer_groups"]:
+        if group["kind"] == "attention":
+            group["q_heads"] = lcm(group["q_heads"], tp)
+    return ModelSpec.model_validate(body)
+
+
+def _model(record: dict[str, Any]) -> Outcome:
+    i, expected = record["inputs"], record["outputs"]
+    caches = _model_caches(i)
+    if "error" in expected:
+        return _refused(record, caches)
+
+    def compute() -> dict[str, Any]:
+        found = _pool(caches, i["available_bytes"], i["max_model_len"])
+        return {key: value for key, value in found.items() if key in expected}
+
+    compared = {key: value for key, value in expected.items() if key != "max_model_len_after"}
+    made = figures(record["id"], compared, compute)
+    return made if "n_attn" not in i or made.verdict != EQUAL else _hybrid(record, caches[0])
+
+
+def _model_caches(i: dict[str, Any]) -> list[VllmCache]:
+    spec, draft, options = _model_spec(i["model"])
+    spec, pp = _with_query_heads(spec, i["tp"]), i.get("pp", 1)
+    options |= {
+        "attention_backend": i["backend"], "max_num_batched_tokens": i["max_num_batched_tokens"],
+        "kv_cache_layout": i["layout"], "num_gpu_blocks_override": i["num_gpu_blocks_override"],
+        "disable_hybrid_kv_cache_manager": i["disable_hybrid_kv_cache_manager"],
+        "async_scheduling": i["max_concurrent_batches"] > pp,
+    }  # fmt: skip
+    if "n_attn" in i:
+        options["mamba_cache_mode"] = i["mamba_cache_mode"]
+    else:
+        options["block_size"] = i["block_size"]
+    if draft:
+        # One drafted token's states and windows are not part of these records.
+        options["num_speculative_tokens"] = 0
+    return engine_caches(
+        spec, options, kv=i["kv_cache_dtype"], context=i["max_model_len"], tp=i["tp"], pp=pp, dcp=i["dcp"], mtp=draft
+    )
+
+
+def _pool(caches: list[VllmCache], available: list[int], length: int) -> dict[str, Any]:
+    pool, buckets = caches[0].pool, caches[0].pool.buckets
+    pool.check(available)
+    groups = [b for b in buckets for _ in range(b.groups)]
+    num_blocks = pool.num_blocks(available)
+    *_, null = caches[0].parts(length, 0)
+    return {
+        "num_groups": len(groups),
+        "layers_per_group": [n for b in buckets for n in b.layers_per_group()],
+        "group_kind": [b.kind for b in groups],
+        "group_block_size": [b.block_size for b in groups],
+        "group_page_size_bytes": [b.page_bytes for b in groups],
+        "bytes_per_block": [pool.block_bytes(stage) for stage in range(pool.stages)],
+        "num_blocks": num_blocks,
+        "allocated_bytes": list(pool.allocated_bytes(num_blocks)),
+        "blocks_per_max_len_request": list(pool.blocks_per_group(length)),
+        "max_concurrency": pool.max_concurrency(num_blocks),
+        "kv_cache_size_tokens": pool.printed_tokens(num_blocks),
+        "log_line": " ".join(pool.log_lines(num_blocks)),
+        # What a plan allocates for one request beside the null block.
+        "request_bytes_at_max_len": caches[0].held(length, 1) - total(null.allocated),
+    }
+
+
+def _hybrid(record: dict[str, Any], cache: VllmCache) -> Outcome:
+    """The same record with what it says about states."""
+    i = record["inputs"]
+    state = next(m.spec for m in cache.declared.layers if m.spec.kind == "mamba")
+    found = {
+        "aligned_attention_block_size": cache.declared.block_size,
+        "mamba_page_size_padded": state.page_bytes,
+        "mamba_unpadded_bytes": state.unpadded,
+    }
+    return figures(record["id"], {key: i[key] for key in found}, lambda: found)
+
+
+def _refused(record: dict[str, Any], caches: list[VllmCache]) -> Outcome:
+    """A pool too small for one request: refused with vLLM's own numbers."""
+    i, message = record["inputs"], record["outputs"]["message"]
+    made = refusal(record["id"], message, lambda: caches[0].pool.check(i["available_bytes"]))
+    same = made.verdict == EQUAL and message.startswith(made.found)
+    return made if same else replace(made, verdict=DIFFERENT)
+
+
+def _instantiated(record: dict[str, Any]) -> Outcome:
+    i, expected = record["inputs"], record["outputs"]
+    known = {option.name for option in OPTIONS}
+
+    def compute() -> dict[str, Any]:
+        (cache,) = engine_caches(
+            named_model(i["model"]), {key: value for key, value in i["extra"].items() if key in known},
+            kv=i["kv_cache_dtype_arg"], context=i["max_model_len"], gpu=GPUS[tuple(i["capability"])],
+        )  # fmt: skip
+        layers = cache.declared.layers
+        states = [m.spec.page_bytes for m in layers if m.spec.kind == "mamba"]
+        pool = _pool([cache], [i["available_bytes"]], i["max_model_len"])
+        return pool | {
+            "backends": set(cache.backends),
+            "layout": cache.layout,
+            "block_size": cache.declared.block_size,
+            "mamba_page_size_padded": states[0] if states else None,
+            "mamba_cache_mode": cache.settings.mode.mode,
+            "hma_off": not cache.settings.hybrid,
+            "num_layers_with_kv": sum(m.total for m in layers),
+            "spec_types": dict(Counter(CLASSES[m.spec.kind] for m in layers for _ in range(m.total))),
+            "bytes_per_block": pool["bytes_per_block"][0],
+            "max_in_flight_tokens": cache.settings.in_flight,
+            "max_num_batched_tokens": cache.settings.batched_tokens,
+        }
+
+    wanted = {key: value for key, value in expected.items() if not key.startswith("cross_check")}
+    wanted |= {key: i[key] for key in ("max_in_flight_tokens", "max_num_batched_tokens")}
+    wanted["backends"] = set(wanted["backends"])
+    return figures(record["id"], wanted, lambda: {k: v for k, v in compute().items() if k in wanted})
+
+
+KINDS: dict[str, Callable[[dict[str, Any]], Outcome]] = {
+    "full_attention": _layer(_full),
+    "sink_full_attention": _layer(_full),
+    "rswa": _layer(_full),
+    "mla": _layer(_mla_layer),
+    "mla_indexer": _layer(lambda i: _mla_layer(i, "index")),
+    "mla_compressed": _layer(_compressed),
+    "sliding_window": _layer(_limited(blocks.SLIDING, "sliding_window", "window")),
+    "chunked_local": _layer(_limited(blocks.CHUNKED, "attention_chunk_size", "chunk")),
+    "cross_attention": _layer(_limited(blocks.CROSS, "max_num_encoder_input_tokens", "encoder")),
+    "encoder_only": _layer(lambda i: replace(_attention_layer(i), kind=blocks.ENCODER)),
+    "mamba": _mamba,
+    "kv_heads_per_rank": _heads,
+    "pp_partition": _stages,
+    "model": _model,
+    "model_instantiated": _instantiated,
+}
