@@ -100,6 +100,16 @@ class Pool:
         sizes = [m.spec.block_size for b in self.buckets for m in b.members]
         return num_blocks // len(self.blocks_per_group(1)) * min(sizes) * self.ranks
 
+    def blocks_printing(self, tokens: int) -> int:
+        """The least number of blocks for which at least `tokens` is printed."""
+        low, high = 0, 1
+        while self.printed_tokens(high) < tokens:
+            low, high = high, high * 2
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.printed_tokens(middle) >= tokens else (middle + 1, high)
+        return low
+
     def log_lines(self, num_blocks: int) -> tuple[str, ...]:
         """What the version prints about its blocks."""
         length, tokens = f"{self.max_model_len:,}", f"{self.printed_tokens(num_blocks):,}"
@@ -158,6 +168,12 @@ class Pool:
 def printed_capacity(max_concurrency: float, max_model_len: int) -> int:
     """Tokens as versions from 0.21 on print them: concurrency times length, the fraction dropped."""
     return int(max_concurrency * max_model_len)
+
+
+def capacity_near(tokens: int, blocks_per_request: int, max_model_len: int) -> int:
+    """The printed figure nearest to `tokens`, not below it unless equal, that whole blocks give."""
+    blocks = cdiv(tokens * blocks_per_request, max_model_len)
+    return printed_capacity(blocks / blocks_per_request, max_model_len)
 
 
 def gib(nbytes: int) -> str:
