@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvplan.errors import UsageError
-from kvplan.formats import ds_mla, named, turboquant
+from kvplan.formats import ds_mla, named, octave, turboquant
 from kvplan.formats.engine_rows import ENGINE_ROWS, LATENT_ROWS, EngineRow, LatentRow
 from kvplan.formats.grammar import NAMES, Named, parse_any, parse_format
 from kvplan.formats.grid import Tensor, bind
@@ -21,7 +21,7 @@ def latent(spelling: str, nope: int = 512, rope: int = 64, role: str = "latent")
 
 
 def test_every_name_has_a_layout() -> None:
-    assert set(NAMES) == {*named.SPELLINGS, *ds_mla.RECORDS, *turboquant.SLOTS}
+    assert set(NAMES) == {*named.SPELLINGS, *ds_mla.RECORDS, *turboquant.SLOTS, *octave.SLOTS}
 
 
 @pytest.mark.parametrize("name", named.SPELLINGS)

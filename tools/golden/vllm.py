@@ -12,9 +12,9 @@ from dataclasses import replace
 from math import lcm
 from typing import Any
 
-from golden.common import DIFFERENT, EQUAL, Outcome, figures, refusal
 from synthetic import attention, latent, make, named_model
 
+from golden.common import DIFFERENT, EQUAL, Outcome, figures, refusal
 from kvplan.engines.vllm import blocks
 from kvplan.engines.vllm.blocks import LayerSpec
 from kvplan.engines.vllm.cache import VllmCache
@@ -87,7 +87,9 @@ def _mla_layer(i: dict[str, Any], role: str = "latent") -> LayerSpec:
     keys = latent(range(LAYERS), i.get("index_head_dim", 128), 0, name="index", role="index", overlay=True)
     sparse = role == "index" or "SPARSE" in i["backend"]
     options = {"block_size": i["block_size"], "attention_backend": i.get("backend")}
-    return _one_layer(make(LAYERS, rows, *([keys] if sparse else [])), role, options, kv=i.get("kv_cache_dtype", "auto"))
+    return _one_layer(
+        make(LAYERS, rows, *([keys] if sparse else [])), role, options, kv=i.get("kv_cache_dtype", "auto")
+    )
 
 
 def _page(spec: LayerSpec) -> dict[str, Any]:
@@ -177,7 +179,7 @@ def _stages(record: dict[str, Any]) -> Outcome:
 
 
 def _model_spec(name: str) -> tuple[ModelSpec, bool, dict[str, str]]:
-    """(model, whether it drafts, options) of a name such as `X + 1 full-attention draft layer` or `X (--option v: why)`."""
+    """(model, whether it drafts, options) of `X + 1 full-attention draft layer` or `X (--option value: why)`."""
     plain, bracket, flags = name.partition(" (--")
     model, plus, draft = plain.partition(" + ")
     spec = named_model(model)

@@ -11,7 +11,6 @@ from math import lcm
 from typing import Any
 
 from golden.vllm import engine_caches
-from logs.common import REPRODUCED, Compared, Finding, finding, half_unit
 from synthetic import attention, latent, make, state
 
 from kvplan.engines.shared.select import number_of
@@ -19,8 +18,9 @@ from kvplan.engines.vllm.cache import VllmCache
 from kvplan.engines.vllm.pool import capacity_near, gib
 from kvplan.engines.vllm.states import StateMode, aligned_block
 from kvplan.engines.vllm.versions import VERSIONS, available_bytes, rules_of
-from kvplan.errors import KvplanError
+from kvplan.errors import KvplanError, UnsupportedError
 from kvplan.units import cdiv, parse_bytes
+from logs.common import REPRODUCED, Compared, Finding, finding, half_unit
 
 ENGINES = ("vLLM",)
 NAMES = [v.name for v in VERSIONS]
@@ -29,6 +29,8 @@ MONTHS = ((2026, 11, "0.33.0"), (2026, 8, "0.26.0"), (2026, 5, "0.21.0"), (2025,
 ROWS = {576: "fp8", 656: "fp8_ds_mla", 352: "nvfp4_ds_mla"}
 """Bytes of an MLA row to the cache dtype; without a figure the row is in the model's own."""
 WIDTHS = {1: "fp8", 2: "auto", 4: "auto"}
+"""Bytes of an element to the cache dtype."""
+HALF_CENT = 0.005
 OTHER_RANK = "minimum over ranks"
 
 
@@ -67,12 +69,17 @@ def _check(record: dict[str, Any], version: str) -> Finding:
     return finding(record, compared, why)
 
 
+def _dtype(c: dict[str, Any]) -> str:
+    width = c.get("bytes", 2)
+    if width not in WIDTHS:
+        raise UnsupportedError(f"no cache dtype of {width} bytes an element is known", "give 1, 2 or 4")
+    return WIDTHS[width]
+
+
 def _pool_ends(printed: float) -> list[int]:
     """The least and the most bytes that are printed as so many GiB."""
-    half = half_unit(printed)
-    if "." in f"{printed}" and len(f"{printed}".partition(".")[2]) < 2:
-        # Two decimals are printed; a trailing zero is lost in the record.
-        half = 0.005
+    # Two decimals are printed; a record has lost their trailing zeros.
+    half = min(half_unit(printed), HALF_CENT)
     return [parse_bytes(f"{end:.6f}GiB", "pool") for end in (printed - half, printed + half)]
 
 
@@ -97,7 +104,7 @@ def _figures(c: dict[str, Any], cache: VllmCache) -> Iterator[Compared]:
         yield _within("tokens", c["tokens"], [printed])
         ends = [near] if printed == c["tokens"] else ends
     if ends and "conc" in c:
-        yield _within("concurrency", c["conc"], [pool.max_concurrency(end) for end in ends], 0.005)
+        yield _within("concurrency", c["conc"], [pool.max_concurrency(end) for end in ends], HALF_CENT)
     if "need" in c:
         yield _within("need", c["need"], [float(gib(pool.request_bytes(c["max_len"])))])
     estimates = [[c["avail"], c["est_len"]]] if "est_len" in c else c.get("est", [])
@@ -116,17 +123,17 @@ def _uniform(record: dict[str, Any], c: dict[str, Any], version: str) -> list[Co
         groups = [latent(range(layers), c.get("rank", 512), c.get("rope", 64))]
         if "indexer" in c:
             groups.append(latent(range(layers), 128, 0, name="index", role="index", overlay=True))
-        kv = ROWS.get(c.get("row_bytes", 0), WIDTHS[c.get("bytes", 2)])
+        kv = ROWS.get(c.get("row_bytes", 0), _dtype(c))
         if kv == "auto" and "indexer" not in c:
             options["attention_backend"] = "TRITON_MLA"
     else:
         heads = c["kv_heads"]
         groups = [attention(range(layers), heads, c["dk"], c.get("dv"), q_heads=lcm(heads, tp))]
-        kv = WIDTHS[c.get("bytes", 2)]
+        kv = _dtype(c)
         options["attention_backend"] = "TRITON_ATTN"
     spec = make(layers, *groups, native="fp32" if c.get("bytes") == 4 else "bf16")
     (cache,) = engine_caches(
-        spec, options, kv=kv, context=c.get("max_len", 1 << 20), tp=tp, dcp=dcp, engine_version=version
+        spec, options, kv=kv, context=c.get("max_len", 1048576), tp=tp, dcp=dcp, engine_version=version
     )
     return list(_figures(c, cache))
 
@@ -145,7 +152,7 @@ def _windows(record: dict[str, Any], c: dict[str, Any], version: str) -> list[Co
         "attention_backend": "TRITON_ATTN",
     }  # fmt: skip
     (cache,) = engine_caches(
-        spec, options, kv=WIDTHS[c.get("bytes", 2)], context=c["max_len"], tp=c.get("tp", 1), engine_version=version
+        spec, options, kv=_dtype(c), context=c["max_len"], tp=c.get("tp", 1), engine_version=version
     )
     return list(_figures(c, cache))
 
@@ -169,7 +176,7 @@ def _hybrid_cache(c: dict[str, Any], version: str) -> VllmCache:
         "num_speculative_tokens": c.get("spec", 0), "attention_backend": "TRITON_ATTN",
     }  # fmt: skip
     (cache,) = engine_caches(
-        spec, options, kv=WIDTHS[c.get("bytes", 2)], context=c.get("max_len", 1 << 18), tp=tp, mtp=bool(drafts),
+        spec, options, kv=_dtype(c), context=c.get("max_len", 262144), tp=tp, mtp=bool(drafts),
         engine_version=version,
     )  # fmt: skip
     return cache
@@ -182,11 +189,10 @@ def _hybrid(record: dict[str, Any], c: dict[str, Any], version: str) -> list[Com
 def _budget(record: dict[str, Any], c: dict[str, Any], version: str) -> list[Compared]:
     """The pool from what the log says of the GPU's memory."""
     used = [c["weights"], c["act"], c["nontorch"], *(c[key] for key in ("graphs", "graph") if key in c)]
-    ends = [
-        available_bytes(version, c["total"] + sign * half_unit(c["total"]), c["util"], *(u - sign * 0.005 for u in used))
-        for sign in (-1, 1)
-    ]
-    return [_within("pool", c["avail"], ends, half_unit(c["avail"]))]
+    less = [u - HALF_CENT for u in used], c["total"] + HALF_CENT
+    more = [u + HALF_CENT for u in used], c["total"] - HALF_CENT
+    ends = [available_bytes(version, total, c["util"], *taken) for taken, total in (less, more)]
+    return [_within("pool", c["avail"], ends, HALF_CENT)]
 
 
 def _fixed_pages(record: dict[str, Any], c: dict[str, Any], version: str) -> list[Compared]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvplan.engines.vllm.versions import PROJECT
-from kvplan.errors import UsageError, did_you_mean
+from kvplan.errors import UsageError
 
 ORDER = PROJECT + "platforms/cuda.py:84-154"
 SIZES = PROJECT + "v1/attention/backends, get_supported_kernel_block_sizes"
@@ -139,18 +139,28 @@ def choose_backend(
             raise UsageError(f"vLLM's {asked} is no backend for this model", f"for it there are: {fits}")
         if not (backend.runs_on(capability) and backend.takes(dtype, capability)):
             raise UsageError(
-                f"vLLM's {asked} has no cache dtype {dtype} {there}", "leave attention_backend out, or take another dtype"
+                f"vLLM's {asked} has no cache dtype {dtype} {there}",
+                "leave attention_backend out, or take another dtype",
             )
         return asked
     order = _order(kind, capability or assumed, dtype)
     for gpu in (capability or assumed,) if capability else (assumed, None):
         # Without a GPU nothing is refused for its capability, and ROCm's backends are open too.
         for name in order:
-            b = BACKENDS[name]
-            if not (b.platform and gpu) and b.runs_on(gpu) and b.takes(dtype, gpu):
+            if _has(name, dtype, gpu):
                 return name
-    known = sorted({d for n in order for d in BACKENDS[n].dtypes if BACKENDS[n].runs_on(capability)})
-    raise UsageError(f"no attention backend of vLLM stores {dtype} {there} for this model", did_you_mean(dtype, known))
+    there_is = sorted({d for n in order for d in BACKENDS[n].dtypes if _has(n, d, capability)})
+    raise UsageError(
+        f"no attention backend of vLLM stores {dtype} {there} for this model",
+        "there is: " + ", ".join(there_is)
+        if there_is
+        else "take another GPU: vLLM has no backend for this model there",
+    )
+
+
+def _has(name: str, dtype: str, capability: Capability | None) -> bool:
+    b = BACKENDS[name]
+    return not (b.platform and capability) and b.runs_on(capability) and b.takes(dtype, capability)
 
 
 def kernel_blocks(name: str, head_dim: int, dtype: str, capability: Capability | None) -> tuple[int, ...]:

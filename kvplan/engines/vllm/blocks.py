@@ -145,7 +145,7 @@ def total_blocks(
         states: blocks of a state; 0 in mode `all`.
         ranks: decode context parallel; windows and states are not shared by it.
     """
-    if kind == SLIDING or kind == SLIDING_MLA:
+    if kind in (SLIDING, SLIDING_MLA):
         # The window starts anywhere in a block, hence one more (SlidingWindowSpec, :901).
         return cdiv(min(limit - 1 + retained + in_flight, tokens), block_size) + 1
     if kind == CHUNKED:

@@ -10,9 +10,10 @@ from dataclasses import replace
 from kvplan.engines.shared.types import NATIVE, Adapting, EngineFormat
 from kvplan.engines.vllm.backends import E4M3, TURBOQUANT, choose_backend
 from kvplan.engines.vllm.layers import model_kind
+from kvplan.engines.vllm.states import normal
 from kvplan.engines.vllm.versions import PROJECT
 from kvplan.errors import UnsupportedError, UsageError
-from kvplan.specs.groups import StateGroup
+from kvplan.specs.groups import AttentionGroup, StateGroup
 
 CACHE = PROJECT + "config/cache.py:44-67"
 REWRITE = PROJECT + "model_executor/layers/attention/mla_attention.py:359-376"
@@ -20,13 +21,11 @@ SKIPS = PROJECT + "engine/arg_utils.py:2334-2351"
 INDEX = "fp8_e4m3:token,scale=fp32,pack=page"
 """The DSA indexer's keys: 128 fp8 and one fp32 scale, whatever the cache dtype (deepseek_v2.py:658-668)."""
 V4_ROWS = "fp8_ds_v4"
-SM89 = (((8, 9), (99, 9)),)
 
 
-def _slot(number: str, nbytes: int, option: str, **more: str) -> EngineFormat:
-    spelled = f"{number},scale=fp32,pack=slot" + more.get("also", "")
+def _slot(option: str, spelled: str, nbytes: int, since: str) -> EngineFormat:
     return EngineFormat(
-        option=option, k=spelled, v=spelled, nbytes=nbytes, needs="TRITON_ATTN",
+        option=option, k=spelled, v=spelled, nbytes=nbytes, needs="TRITON_ATTN", since=since,
         source=PROJECT + "v1/attention/backends/triton_attn.py:308-319",
     )  # fmt: skip
 
@@ -54,16 +53,17 @@ FORMATS = (
         option="fp8_inc", k="fp8_e4m3", v="fp8_e4m3", nbytes=256, needs="Gaudi, out of tree", source=CACHE
     ),
     EngineFormat(
-        option="fp8_ds_mla", latent="fp8_ds_mla", index=INDEX, needs="sparse MLA on SM90, SM100 or SM120",
+        option="fp8_ds_mla", latent="fp8_ds_mla", index=INDEX,
+        needs="sparse MLA on SM90, SM100 or SM120", since="0.11.0",
         source=PROJECT + "v1/attention/backends/mla/flashmla_sparse.py",
     ),
     EngineFormat(
-        option="nvfp4_ds_mla", latent="nvfp4_ds_mla", index=INDEX, needs="FLASHMLA_SPARSE on SM100",
+        option="nvfp4_ds_mla", latent="nvfp4_ds_mla", index=INDEX, needs="FLASHMLA_SPARSE on SM100", since="0.33.0",
         source=PROJECT + "v1/attention/backends/mla/flashmla_sparse.py",
     ),
     *(
         EngineFormat(
-            option=option, k=option, v=option, nbytes=nbytes, needs="TURBOQUANT",
+            option=option, k=option, v=option, nbytes=nbytes, needs="TURBOQUANT", since="0.20.0",
             source=PROJECT + "model_executor/layers/quantization/turboquant/config.py:131-180",
         )
         for option, nbytes in (
@@ -73,29 +73,36 @@ FORMATS = (
     ),
     EngineFormat(
         option="ultraquant_4bit", k="int4:group/32,scale=e8m0,pack=slot", v="int4:group/32,scale=e8m0,pack=slot",
-        nbytes=136, needs="ROCm", source=PROJECT + "ultraquant/format.py:156-202",
+        nbytes=136, needs="ROCm", since="0.33.0", source=PROJECT + "ultraquant/format.py:156-202",
     ),
     *(
         EngineFormat(
-            option=option, k=option, v=option, nbytes=nbytes, needs="ROCm (RDNA3, CDNA3), head_dim 128",
+            option=option, k=option, v=option, nbytes=nbytes, needs="ROCm (RDNA3, CDNA3), head_dim 128", since="0.33.0",
             source=PROJECT + "v1/attention/backends/rocm_octave.py:101-180",
         )
         for option, nbytes in (("octave_k3v4", 136), ("octave_k3v3", 120), ("octave_k3v3_compact", 100))
     ),
-    _slot("int8", 264, "int8_per_token_head"),
-    _slot("fp8_e4m3:token", 264, "fp8_per_token_head"),
-    _slot("int4", 136, "int4_per_token_head", also=",rot"),
+    # vllm-project/vllm#38378; 4 bit is named in vllm-project/vllm#47684 of 2026-07.
+    _slot("int8_per_token_head", "int8,scale=fp32,pack=slot", 264, "0.20.0"),
+    _slot("fp8_per_token_head", "fp8_e4m3:token,scale=fp32,pack=slot", 264, "0.20.0"),
+    _slot("int4_per_token_head", "int4,scale=fp32,pack=slot,rot", 136, "0.26.0"),
     EngineFormat(
-        option="nvfp4", k="nvfp4", v="nvfp4", nbytes=144, needs="FLASHINFER; equal head dims of K and V",
+        option="nvfp4", k="nvfp4", v="nvfp4", nbytes=144, since="0.25.1",
+        needs="FLASHINFER; equal head dims of K and V; outside SM100 no head_dim 64 and no sinks",
         source=PROJECT + "v1/attention/backends/flashinfer.py:558-571, 652-690",
     ),
     EngineFormat(
-        option="nvfp4_4over6", k="nvfp4", v="nvfp4", nbytes=144, needs="FLASHINFER on SM100",
+        option="nvfp4_4over6", k="nvfp4", v="nvfp4", nbytes=144, needs="FLASHINFER on SM100", since="0.33.0",
         source=PROJECT + "v1/attention/backends/flashinfer.py:652-690",
     ),
 )  # fmt: skip
 FOUR_BIT_DENSE = TURBOQUANT | {"ultraquant_4bit"}
 """Options for which vLLM keeps the first and last two layers of dense models in the model's own dtype."""
+
+
+NVFP4 = frozenset({"nvfp4", "nvfp4_4over6"})
+FP8_BY_DEFAULT = ("glmmoedsa",)
+"""Sparse MLA architectures whose `auto` is fp8 on SM100 (models/config.py:90-146)."""
 
 
 def adapt(asked: Adapting) -> Adapting:
@@ -104,8 +111,8 @@ def adapt(asked: Adapting) -> Adapting:
     Raises:
         UsageError: an option that this model or GPU cannot have.
     """
-    chosen, native = dict(asked.chosen), asked.native
-    for role, option in chosen.items():
+    native = asked.native
+    for role, option in asked.chosen.items():
         if option == "fp8_inc":
             raise UsageError("no backend of vLLM itself stores fp8_inc: it is Gaudi's, out of tree", "use fp8")
         plain = {"bfloat16": "bf16", "float16": "fp16"}.get(option, native)
@@ -113,17 +120,27 @@ def adapt(asked: Adapting) -> Adapting:
             raise UsageError(
                 f"vLLM stores {role} as {option} only for a model of that dtype; this one has {native}", "use auto"
             )
-    adapted = _latents(asked)
+    if asked.chosen.get("k") in NVFP4:
+        _check_nvfp4(asked)
+    adapted = _latents(asked) if "latent" in asked.chosen else asked
     dense = not any(isinstance(g, StateGroup) for g in asked.spec.layer_groups)
-    if dense and chosen.get("k") in FOUR_BIT_DENSE:
+    if dense and asked.chosen.get("k") in FOUR_BIT_DENSE:
         adapted = replace(adapted, skips=(f"first=2:{native}", f"last=2:{native}"))
     return adapted
 
 
+def _check_nvfp4(asked: Adapting) -> None:
+    """Refuse what FlashInfer's nvfp4 kernels do not have (flashinfer.py:652-690)."""
+    groups = [g for g in asked.spec.layer_groups if isinstance(g, AttentionGroup)]
+    if any(g.k_dim != g.v_dim for g in groups):
+        raise UsageError("vLLM stores nvfp4 only where K and V have the same head_dim", "use fp8")
+    blackwell = asked.capability is None or asked.capability[0] in (10, 11)
+    if not blackwell and any(g.k_dim == 64 or g.sinks for g in groups):
+        raise UsageError("vLLM has nvfp4 with head_dim 64 or attention sinks on SM100 only", "use fp8")
+
+
 def _latents(asked: Adapting) -> Adapting:
     """Rows of sparse MLA and of DeepSeek-V4 as their backend stores them."""
-    if "latent" not in asked.chosen:
-        return asked
     try:
         kind = model_kind(asked.spec)
     except UnsupportedError:
@@ -133,6 +150,10 @@ def _latents(asked: Adapting) -> Adapting:
     if kind == "v4":
         spelled["latent"] = V4_ROWS
     elif kind == "sparse":
+        blackwell = asked.capability is not None and asked.capability[0] in (10, 11)
+        if option == "auto" and blackwell and normal(asked.spec.model_type) in FP8_BY_DEFAULT:
+            option = chosen["latent"] = "fp8"
+            spelled["latent"] = "fp8_e4m3"
         backend = choose_backend(kind, option, asked.capability, asked.options["attention_backend"])
         rewritten = backend == "FLASHMLA_SPARSE" and option in E4M3
         if rewritten or (backend == "FLASHINFER_MLA_SPARSE_SM120" and option in E4M3 | {"auto"}):

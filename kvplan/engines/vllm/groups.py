@@ -189,9 +189,7 @@ def _equal_groups(layers: list[Layers], near_equal: Fraction | None) -> list[Buc
         buckets.setdefault((s.kind, s.block_size, s.page_bytes, s.limit, s.states, s.layout), []).append(m)
     counts = [sum(m.total for m in members) for members in buckets.values()]
     size = group_size(counts, near_equal)
-    return [
-        Bucket(tuple(members), cdiv(count, size)) for members, count in zip(buckets.values(), counts, strict=True)
-    ]
+    return [Bucket(tuple(members), cdiv(count, size)) for members, count in zip(buckets.values(), counts, strict=True)]
 
 
 def group_size(counts: Sequence[int], near_equal: Fraction | None) -> int:
@@ -246,4 +244,3 @@ def bytes_per_block(buckets: Sequence[Bucket], stage: int, block_outer: bool = F
     widest = max((size for b in (buckets if block_outer else strided) for size in b.group_bytes(stage)), default=0)
     alignments = [m.spec.alignment for b in buckets for m in b.members]
     return align_up(widest, lcm(*alignments)) if block_outer else widest
-

@@ -85,7 +85,9 @@ def model_kind(spec: ModelSpec) -> str:
     if rows:
         indexed = [g for g in latents if g.role == "index"]
         if indexed and (any(g.retain.law != "all" or g.stride != 1 for g in indexed) or _has_states(spec)):
-            raise UnsupportedError(f"kvplan has no rule for the index keys of {spec.id} in vLLM", "plan without --engine")
+            raise UnsupportedError(
+                f"kvplan has no rule for the index keys of {spec.id} in vLLM", "plan without --engine"
+            )
         return "sparse" if indexed else "mla"
     if latents:
         raise UnsupportedError(
@@ -113,8 +115,10 @@ def declare(case: Case, settings: Settings) -> Declared:
     backends = _backends(case, kind)
     notes = list(settings.notes)
     if case.capability is None and backends:
+        where = "ROCm" if any(BACKENDS[b].platform for b in backends.values()) else "Hopper"
         notes.append(
-            f"The compute capability of the GPU is not known: {', '.join(backends.values())}, as on Hopper, is assumed."
+            f"The compute capability of the GPU is not known: {', '.join(backends.values())}, as on {where}, is "
+            "assumed."
         )
     block = _block_size(case, backends, kind)
     states = _states(case, settings)
@@ -232,7 +236,7 @@ def _state_spec(case: Case, settings: Settings, layout: Layout, block: int, atte
 
 
 def _v4_spec(case: Case, group: CacheGroup, declared: LayerGroup, block: int) -> LayerSpec:
-    """DeepSeek-V4: compressed rows and index keys in blocks of 256 tokens, windows and compressor states in small ones."""
+    """DeepSeek-V4: rows and index keys in blocks of 256 tokens, windows and compressor states in small ones."""
     assert isinstance(declared, LatentGroup)
     layout, law = group.layout, group.law
     if law.law == "all":

@@ -68,7 +68,8 @@ OPTIONS = (
     ),
     EngineOption(
         name="num_speculative_tokens",
-        text="Tokens drafted at once; each takes a state. 1 with --mtp, else 0.", source=PROJECT + "config/speculative.py",
+        text="Tokens drafted at once; each takes a state. 1 with --mtp, else 0.",
+        source=PROJECT + "config/speculative.py",
     ),
     EngineOption(
         name="disable_hybrid_kv_cache_manager", kind=bool, default=False,
@@ -89,8 +90,8 @@ OPTIONS = (
     ),
     EngineOption(
         name="max_num_encoder_input_tokens",
-        text="Encoder tokens of a batch; cross-attention takes blocks for so many. By default as many as batched tokens "
-        "or one whole input.", source=PROJECT + "v1/kv_cache_interface.py:1221",
+        text="Encoder tokens of a batch; cross-attention takes blocks for so many. By default as many as batched "
+        "tokens or one whole input.", source=PROJECT + "v1/kv_cache_interface.py:1221",
     ),
 )  # fmt: skip
 
@@ -128,7 +129,9 @@ def settings_of(case: Case, rules: Rules) -> Settings:
     modules = case.spec.mtp.layers if case.mtp and case.spec.mtp else 0
     mode = _state_mode(case, rules, speculative, notes)
     chunked = any(g.law.law == "chunk" for g in case.groups)
-    chunks_off = chunked and (speculative or not o["allow_chunked_local_attn_with_hybrid_kv_cache"])
+    chunks_off = chunked and bool(speculative or not o["allow_chunked_local_attn_with_hybrid_kv_cache"])
+    if chunks_off and speculative:
+        notes.append("With speculation vLLM keeps every token of chunked layers.")
     return Settings(
         batched_tokens=batched,
         in_flight=in_flight_tokens(batches, batched),
@@ -165,7 +168,9 @@ def _state_mode(case: Case, rules: Rules, speculative: int, notes: list[str]) ->
     if gdn is None and "gated_deltanet" in kinds and mode == "align":
         gdn = "flashinfer" if (case.capability or (9, 0))[0] == 9 else "triton"
         if case.capability is None and rules.checkpoints:
-            notes.append("No GPU is named: FlashInfer's kernel for gated delta nets, the default on Hopper, is assumed.")
+            notes.append(
+                "No GPU is named: FlashInfer's kernel for gated delta nets, the default on Hopper, is assumed."
+            )
     if "kda" in kinds and mode == "align" and rules.checkpoints:
         notes.append("kvplan counts no checkpoint inside a prefill for KDA; with FlashKDA vLLM keeps one state more.")
     return StateMode(mode, speculative, checkpoint_alignment(kinds, gdn or "triton") if rules.checkpoints else None)

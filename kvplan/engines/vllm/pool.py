@@ -119,7 +119,10 @@ class Pool:
                 f"# GPU blocks: {num_blocks}",
                 f"Maximum concurrency for {self.max_model_len} tokens per request: {rate}",
             )
-        size, many = f"GPU KV cache size: {tokens} tokens", f"Maximum concurrency for {length} tokens per request: {rate}"
+        size, many = (
+            f"GPU KV cache size: {tokens} tokens",
+            f"Maximum concurrency for {length} tokens per request: {rate}",
+        )
         return (f"{size}, {many}",) if self.rules.one_line else (size, many)
 
     def fit(self, pools: Sequence[int]) -> Fit:

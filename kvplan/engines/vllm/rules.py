@@ -29,13 +29,13 @@ RULES = (
     ),
     EngineRule(
         name="states", source=SHAPES + "; MambaSpec",
-        text="States are blocks of the pool: 1 + speculative tokens, with prefix caching 2 + speculative tokens + 1 for "
-        "a checkpoint inside a prefill; in the model's number type unless said otherwise.",
+        text="States are blocks of the pool: 1 + speculative tokens, with prefix caching 2 + speculative tokens + 1 "
+        "for a checkpoint inside a prefill; in the model's number type unless said otherwise.",
     ),
     EngineRule(
         name="page groups", source=PLANNING + ":416-556",
-        text="Layers of each type are dealt to groups as large as the rarest type, or as the commonest where counts are "
-        "within 1.5; slots without a layer stay empty in every block.",
+        text="Layers of each type are dealt to groups as large as the rarest type, or as the commonest where counts "
+        "are within 1.5; slots without a layer stay empty in every block.",
     ),
     EngineRule(
         name="page sizes", source=PLANNING + ":346",

@@ -70,7 +70,7 @@ VERSIONS = (
         name="0.18.0",
         note="prints blocks of one group times block size as tokens; near-equal layer counts are within 1.25, not 1.5; "
         "CUDA graphs are not subtracted from the pool",
-        source="vllm-project/vllm#40691 (0.19.0), vllm-project/vllm#35062",
+        source="vllm-project/vllm#40691 (0.19.0), #43308 (0.20.0 to 0.21.0), #35062",
     ),
     EngineVersion(
         name="0.11.2",
