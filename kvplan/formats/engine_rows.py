@@ -7,8 +7,7 @@ token counts and flush residuals is no matter of rows and not said here.
 Same bytes, other contents: vLLM hides the zero of int4_per_token_head in the low bits of its fp32 scale; LMDeploy's
 policy 42 stores a norm where the grammar has a zero.
 
-Without a spelling: hqq with 1 bit or with 3 (ten values
-per 32-bit word), 7 bits of ExLlama.
+Without a spelling: hqq with 1 bit or with 3 (ten values per 32-bit word), 7 bits of ExLlama.
 """
 
 from __future__ import annotations
