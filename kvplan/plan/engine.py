@@ -49,17 +49,7 @@ class EngineRank:
         return self.cache.beside(tokens)
 
 
-def capability_of(device: DeviceSpec | None) -> tuple[int, int] | None:
-    """CUDA compute capability of a GPU; None: not known."""
-    if device is None or not device.compute_capability:
-        return None
-    major, minor = device.compute_capability.split(".")
-    return int(major), int(minor)
-
-
-def in_engine(
-    request: PlanRequest, spec: ModelSpec, device: DeviceSpec | None = None
-) -> tuple[PlanRequest, ChosenEngine]:
+def in_engine(request: PlanRequest, spec: ModelSpec) -> tuple[PlanRequest, ChosenEngine]:
     """The request with every format spelled out as the engine stores it.
 
     Raises:
@@ -79,22 +69,6 @@ def in_engine(
     asked = {role: getattr(request, role) for role in ("kv", "k", "v", "latent", "index")}
     native = DTYPES[spec.native_dtype]
     spelled, chosen, skips = choose_formats(engine, version, asked, roles(spec), native)
-    if engine.adapt is not None:
-        from kvplan.engines.shared.types import Adapting
-
-        made = engine.adapt(
-            Adapting(
-                spec=spec,
-                native=native,
-                version=version,
-                capability=capability_of(device),
-                options=options,
-                chosen=chosen,
-                spelled=spelled,
-                skips=skips,
-            )
-        )
-        spelled, chosen, skips = dict(made.spelled), dict(made.chosen), made.skips
     if request.layers and request.layers != skips:
         raise UsageError(
             f"{engine.title} chooses the formats of single layers itself",
@@ -119,7 +93,10 @@ def engine_ranks(
     """One rank of every pipeline stage."""
     from kvplan.engines.shared.types import Case
 
-    capability = capability_of(device)
+    capability = None
+    if device and device.compute_capability:
+        major, minor = device.compute_capability.split(".")
+        capability = (int(major), int(minor))
     made = []
     for stage, groups in enumerate(stages):
         case = Case(

@@ -109,8 +109,7 @@ def resolve(request: PlanRequest, spec: ModelSpec | None = None, device: DeviceS
         raise UsageError("an engine's version or option is given, but no engine", "add --engine; see: kvplan engines")
     asked_page, chosen = request.page_size, None
     if request.engine:
-        device = device or _load_device(request)
-        request, chosen = in_engine(request, spec, device)
+        request, chosen = in_engine(request, spec)
     formats, notes = _formats(request, spec)
     _check_context(request, spec)
     sharding = check_sharding(request, spec)

@@ -107,29 +107,6 @@ class EngineVersion:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adapting:
-    """A request's formats as an engine's options say them, for an engine that makes more of them.
-
-    Attributes:
-        native: the model's own dtype, such as `bf16`.
-        capability: CUDA compute capability of the GPU; None: not known.
-        options: every option of the engine; None: to be worked out.
-        chosen: the engine's own option for each tensor role of the model.
-        spelled: the rows that it stores, by tensor role.
-        skips: rules for single layers.
-    """
-
-    spec: ModelSpec
-    native: str
-    version: str
-    capability: tuple[int, int] | None
-    options: Mapping[str, Any]
-    chosen: Mapping[str, str]
-    spelled: Mapping[str, str]
-    skips: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
 class Case:
     """What an engine is asked: the cache of one rank of one pipeline stage.
 
@@ -210,7 +187,6 @@ class Engine:
             Raises UsageError where the engine refuses the combination, UnsupportedError where kvplan has no rule yet.
         apart: whether K and V are chosen each from `formats`.
         page_option: the option that `--page-size` sets; None: the engine has no page size to set.
-        adapt: changes rows, options or layer rules that depend on model or GPU; None: they never do.
     """
 
     name: str
@@ -223,4 +199,3 @@ class Engine:
     cache: Callable[[Case], EngineCache]
     apart: bool = False
     page_option: str | None = None
-    adapt: Callable[[Adapting], Adapting] | None = None
