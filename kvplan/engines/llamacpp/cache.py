@@ -7,7 +7,7 @@ from kvplan.engines.llamacpp.check import check, notes
 from kvplan.engines.llamacpp.families import ROLLBACK, family
 from kvplan.engines.llamacpp.report import report
 from kvplan.engines.llamacpp.server import Server, least, started
-from kvplan.engines.llamacpp.stores import FULL, NOWHERE, STATE, WINDOW, Store, stores
+from kvplan.engines.llamacpp.stores import FULL, NOWHERE, STATE, WINDOW, Store, cells_unit, stores
 from kvplan.engines.shared.paged import some
 from kvplan.engines.shared.types import Case, EngineCache, EngineFigure
 from kvplan.memory.groups import CacheGroup
@@ -26,6 +26,7 @@ class LlamaCache(EngineCache):
 
     def __init__(self, case: Case) -> None:
         self.case = case
+        self.unit = cells_unit(case)
         self.stores = stores(case)
         check(case, self.server(case.context, max(case.sequences, 1)))
         self.notes = tuple(notes(case))
@@ -35,7 +36,7 @@ class LlamaCache(EngineCache):
 
     def server(self, context: int, sequences: int) -> Server:
         """The server that runs so many requests of that length."""
-        return started(context, sequences, self.case.options, self.case.sequences)
+        return started(context, sequences, self.case.options, self.case.sequences, self.unit)
 
     def parts(self, context: int, sequences: int) -> tuple[Part, ...]:
         """One part per group; without sequences, or with the cache in host memory, nothing is taken."""
@@ -56,7 +57,7 @@ class LlamaCache(EngineCache):
     def _parts(self, context: int, sequences: int) -> tuple[Part, ...]:
         if not sequences:
             return tuple(Part(store.group.name, ()) for store in self.stores)
-        server, needed = self.server(context, sequences), least(context, sequences, self.case.options)
+        server, needed = self.server(context, sequences), least(context, sequences, self.case.options, self.unit)
         made = []
         for store in self.stores:
             if store.cells == STATE:

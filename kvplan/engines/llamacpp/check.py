@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kvplan.engines.llamacpp.builds import build_of
 from kvplan.engines.llamacpp.families import ABORTS_UNLESS_EVEN, NO_FLASH_ATTENTION, ROLLBACK, family
+from kvplan.engines.llamacpp.formats import PLAIN_TYPES
 from kvplan.engines.llamacpp.server import Server
 from kvplan.engines.llamacpp.stores import without_flash_attention
 from kvplan.engines.llamacpp.tensors import block, cuda_bytes
 from kvplan.engines.shared.types import Case
 from kvplan.errors import UnsupportedError, UsageError
-
-PLAIN_TYPES = ("f32", "f16", "bf16")
-
 
 def check(case: Case, server: Server) -> None:
     """Refuse what llama.cpp refuses.
@@ -24,6 +23,10 @@ def check(case: Case, server: Server) -> None:
         UsageError: with the option that helps.
         UnsupportedError: tensor split mode, draft contexts and states that kvplan has no rule for.
     """
+    if not build_of(case).special and any(g.role not in ("kv", "latent") or g.law.stride > 1 for g in case.groups):
+        raise UnsupportedError(
+            f"kvplan covers only K, V and latents in llama.cpp {case.version}", "plan with a newer --engine-version"
+        )
     _check_gpus(case)
     _check_types(case)
     _check_blocks(case)
@@ -51,7 +54,7 @@ def _check_gpus(case: Case) -> None:
 def _check_types(case: Case) -> None:
     type_k, type_v = case.chosen["k"], case.chosen["v"]
     latent = any(g.role == "latent" for g in case.groups)
-    if latent and type_k != type_v:
+    if latent and type_k != type_v and not build_of(case).latent_copy:
         raise UsageError(
             f"llama.cpp needs one cache type for a model with latents, not {type_k} and {type_v}",
             "give --kv, or the same type for --k and --v",
@@ -105,7 +108,7 @@ def notes(case: Case) -> Iterator[str]:
     if options["n_rs_seq"] and states and not name:
         yield "The architecture is not named; its states are taken to have n_rs_seq snapshots."
     if options["cuda"] is None and case.capability is None and _uneven(case):
-        yield "On CUDA every quantised tensor takes some bytes more; no GPU is named, so they are not counted (cuda=on)."
+        yield "On CUDA quantised tensors take some bytes more; no GPU is named, so they are not counted (cuda=on)."
     if options["n_parallel"] is None:
         yield "One slot per sequence, as with -np; llama-server without -np takes n_parallel=4 and kv_unified=on."
 

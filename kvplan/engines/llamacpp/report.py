@@ -9,6 +9,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from kvplan.engines.llamacpp.families import POOLED_INDEX, family
 from kvplan.engines.llamacpp.server import Server
 from kvplan.engines.llamacpp.stores import (
     ATTENTION,
@@ -23,7 +24,6 @@ from kvplan.engines.llamacpp.stores import (
     Store,
     stores,
 )
-from kvplan.engines.llamacpp.families import POOLED_INDEX, family
 from kvplan.engines.shared.types import Case, EngineFigure
 
 _LINES = "llama.cpp b11434, src/llama-kv-cache.cpp:252-262 and src/llama-memory-recurrent.cpp:135-142"

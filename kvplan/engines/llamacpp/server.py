@@ -9,10 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kvplan.engines.llamacpp.builds import CELLS
 from kvplan.units import align_up, cdiv
-
-CELLS = 256
-"""Cells come in multiples of this."""
 
 
 @dataclass(frozen=True)

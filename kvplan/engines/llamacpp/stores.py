@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvplan.engines.llamacpp.builds import CELLS, build_of
 from kvplan.engines.llamacpp.families import NO_FLASH_ATTENTION, POOLED_INDEX, UNWINDOWED, family
+from kvplan.engines.llamacpp.formats import spelling_of
 from kvplan.engines.llamacpp.server import Server
 from kvplan.engines.llamacpp.tensors import cuda_bytes, float_states, row_layout, tensor_bytes
 from kvplan.engines.shared.types import Case
@@ -105,7 +107,9 @@ def _store(case: Case, group: CacheGroup, compressed: bool) -> Store:
         memory, cells = _by_window(case, group)
         if group.law.stride > 1:
             memory, cells = (HCA if group.law.stride in _rings(case) else CSA), COMPRESSED
-        return Store(group, memory, cells, (_plain(group, "latent", cuda),), compressed)
+        return Store(
+            group, memory, cells, (_plain(group, "latent", cuda), *_latent_copy(case, group, cuda)), compressed
+        )
     raise UnsupportedError(
         f"kvplan has no rule for group {group.name} ({group.role}) in llama.cpp", "plan without --engine"
     )
@@ -133,6 +137,16 @@ def _v(case: Case, group: CacheGroup, cuda: bool) -> Stored:
     return Stored("V", plain.needed, taken, 0, "V as wide as the widest layer's, without flash attention")
 
 
+def _latent_copy(case: Case, group: CacheGroup, cuda: bool) -> tuple[Stored, ...]:
+    """V of a latent in builds that stored it twice: the part without position."""
+    if not build_of(case).latent_copy:
+        return ()
+    spec = case.spec.group(group.name)
+    assert spec.kind == "latent"
+    plane = row_layout("v", spelling_of(case.chosen["v"]), spec.nope_dim)
+    return (Stored("V", 0, plane.page_bytes(1), cuda_bytes(plane, "v") if cuda else 0, "latents stored again as V"),)
+
+
 def _index(case: Case, group: CacheGroup, compressed: bool, cuda: bool) -> Store:
     """Index keys: a cache of its own in K's type, with the V plane of an ordinary cache unless the model has none."""
     keys = _plain(group, "index", cuda)
@@ -152,7 +166,7 @@ def _index(case: Case, group: CacheGroup, compressed: bool, cuda: bool) -> Store
     widths = {g.v_dim for g in case.spec.layer_groups if g.kind == "attention"}
     if not widths:
         return Store(group, INDEXER, FULL, (keys,))
-    plane = row_layout("v", case.formats.v.spelling, max(widths))
+    plane = row_layout("v", spelling_of(case.chosen["v"]), max(widths))
     unread = Stored("V", 0, plane.page_bytes(1), cuda_bytes(plane, "v") if cuda else 0, "V plane of the index cache")
     return Store(group, INDEXER, FULL, (keys, unread))
 
@@ -187,5 +201,12 @@ def _cuda(case: Case) -> bool:
 
 
 def without_flash_attention(case: Case) -> bool:
-    """Whether flash attention is off: as said, or the architecture has none."""
-    return case.options["flash_attn"] == "off" or family(case.spec) in NO_FLASH_ATTENTION
+    """Whether flash attention is off: as said, by the build's default, or because the architecture has none."""
+    asked = case.options["flash_attn"]
+    off = asked == "off" or (asked == "auto" and not build_of(case).auto_flash)
+    return off or family(case.spec) in NO_FLASH_ATTENTION
+
+
+def cells_unit(case: Case) -> int:
+    """Cells come in multiples of this."""
+    return build_of(case).plain_cells if without_flash_attention(case) else CELLS
