@@ -9,11 +9,11 @@ import re
 from typing import Any
 
 import synthetic
-from logs.common import Compared, Finding, finding, rounded
 
 from kvplan.errors import KvplanError, UnsupportedError
 from kvplan.plan import Plan, PlanRequest, make_plan
 from kvplan.specs.model import ModelSpec
+from logs.common import Compared, Finding, finding, rounded
 
 ENGINES = ("llama.cpp",)
 HALF = 0.005

@@ -88,7 +88,8 @@ def _cells_part(store: Store, server: Server, needed: Server, context: int) -> P
     own = least_cells - flight
     spare = streams * cells - least_cells
     kept = needed.slots * group.law.rows(context)
-    held = needed.slots * context if store.cells == FULL else kept
+    whole = store.cells == FULL or (store.cells == WINDOW and needed.swa_full)
+    held = needed.slots * context if whole else kept
     taken = [
         _product(f"{t.name} cells", group, source, Factor("streams", streams), Factor("cells", cells), _row(t.taken))
         for t in store.tensors

@@ -8,13 +8,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvplan.engines.llamacpp.builds import build_of
-from kvplan.engines.llamacpp.families import ABORTS_UNLESS_EVEN, NO_FLASH_ATTENTION, ROLLBACK, family
+from kvplan.engines.llamacpp.families import (
+    ABORTS_UNLESS_EVEN,
+    NO_FLASH_ATTENTION,
+    ROLLBACK,
+    UNWINDOWED,
+    WINDOWED,
+    family,
+)
 from kvplan.engines.llamacpp.formats import PLAIN_TYPES
-from kvplan.engines.llamacpp.server import Server
+from kvplan.engines.llamacpp.server import Server, context_of
 from kvplan.engines.llamacpp.stores import without_flash_attention
 from kvplan.engines.llamacpp.tensors import block, cuda_bytes
 from kvplan.engines.shared.types import Case
 from kvplan.errors import UnsupportedError, UsageError
+
+SLOTS = "One slot per sequence, as with -np; llama-server without -np takes n_parallel=4 and kv_unified=on."
+
 
 def check(case: Case, server: Server) -> None:
     """Refuse what llama.cpp refuses.
@@ -107,10 +117,16 @@ def notes(case: Case) -> Iterator[str]:
         yield f"n_rs_seq has no effect: llama.cpp has no state snapshots for {case.spec.model_type}."
     if options["n_rs_seq"] and states and not name:
         yield "The architecture is not named; its states are taken to have n_rs_seq snapshots."
+    if any(g.law.law in ("window", "chunk") for g in case.groups) and name not in WINDOWED | UNWINDOWED:
+        which = case.spec.model_type or "this architecture, which the spec does not name"
+        yield f"Assumed: llama.cpp keeps only the window for {which}."
     if options["cuda"] is None and case.capability is None and _uneven(case):
         yield "On CUDA quantised tensors take some bytes more; no GPU is named, so they are not counted (cuda=on)."
+    if options["n_ctx"]:
+        each = context_of(options["n_ctx"], options["n_parallel"] or max(case.sequences, 1), options["kv_unified"])
+        yield f"n_ctx gives a stream {each:,} tokens; where the request needs more, more is planned."
     if options["n_parallel"] is None:
-        yield "One slot per sequence, as with -np; llama-server without -np takes n_parallel=4 and kv_unified=on."
+        yield SLOTS
 
 
 def _uneven(case: Case) -> bool:

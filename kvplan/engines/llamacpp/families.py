@@ -26,6 +26,8 @@ UNWINDOWED = frozenset({
 """Whose windows llama.cpp does not use: every layer keeps every token."""
 POOLED_INDEX = {"glm5next": 3, "qwen4exp": 2}
 """Whose index cache keeps rows of every token, so many keys wide: key, gate and pooled key; key and pooled key."""
+EXPANDED = frozenset({"minicpm3", "plm"})
+"""Whose latents are kept as K and V of every head (their graphs have no latent attention)."""
 NO_FLASH_ATTENTION = frozenset({"grok", "grok1"})
 ABORTS_UNLESS_EVEN = frozenset({"kimilinear"})
 """Abort at start (assertion ggml_can_repeat) where the slots do not divide the tokens of a batch; measured."""

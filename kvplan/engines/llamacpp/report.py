@@ -26,7 +26,7 @@ from kvplan.engines.llamacpp.stores import (
 )
 from kvplan.engines.shared.types import Case, EngineFigure
 
-_LINES = "llama.cpp b11434, src/llama-kv-cache.cpp:252-262 and src/llama-memory-recurrent.cpp:135-142"
+_LINES = "llama.cpp b11434, src/llama-kv-cache.cpp and src/llama-memory-recurrent.cpp"
 _OPEN = {CSA: "csa", HCA: "hca", CSA_INDEX: "lid"}
 
 
@@ -53,11 +53,11 @@ def report(case: Case, server: Server, snapshots: int) -> tuple[EngineFigure, ..
         snapshots: n_rs_seq as far as the architecture has it.
     """
     found = memories(case, server, snapshots)
-    made = [EngineFigure("n_ctx", server.n_ctx, _LINES), EngineFigure("n_ctx_seq", server.n_ctx_seq, _LINES)]
+    made = [EngineFigure("n_ctx", server.n_ctx), EngineFigure("n_ctx_seq", server.n_ctx_seq)]
     for name, memory in found.items():
         if memory.cells and memory.layers:
-            made.append(EngineFigure(f"{name} cells", memory.cells, _LINES))
-        made += [EngineFigure(f"{name} {tensor} bytes", nbytes, _LINES) for tensor, nbytes in memory.nbytes.items()]
+            made.append(EngineFigure(f"{name} cells", memory.cells))
+        made += [EngineFigure(f"{name} {tensor} bytes", nbytes) for tensor, nbytes in memory.nbytes.items()]
     lines = list(_lines(case, server, found, snapshots))
     return (*made, *(EngineFigure(f"log line {i}", line, _LINES) for i, line in enumerate(lines, 1)))
 

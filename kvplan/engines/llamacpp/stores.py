@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvplan.engines.llamacpp.builds import CELLS, build_of
-from kvplan.engines.llamacpp.families import NO_FLASH_ATTENTION, POOLED_INDEX, UNWINDOWED, family
+from kvplan.engines.llamacpp.families import EXPANDED, NO_FLASH_ATTENTION, POOLED_INDEX, UNWINDOWED, family
 from kvplan.engines.llamacpp.formats import spelling_of
 from kvplan.engines.llamacpp.server import Server
 from kvplan.engines.llamacpp.tensors import cuda_bytes, float_states, row_layout, tensor_bytes
@@ -86,12 +86,19 @@ def stores(case: Case) -> tuple[Store, ...]:
     Raises:
         UnsupportedError: a kind of cache that llama.cpp does not have or kvplan has not read.
     """
+    windows = {g.law.limit for g in case.groups if _by_window(case, g)[1] == WINDOW}
+    if len(windows) > 1:
+        sizes = " and ".join(f"{n:,}" for n in sorted(windows))
+        raise UnsupportedError(
+            f"llama.cpp knows one window for a model; {case.spec.id} has {sizes}", "plan without --engine"
+        )
     compressed = any(g.role == "latent" and g.law.stride > 1 for g in case.groups)
     return tuple(_store(case, g, compressed) for g in case.groups)
 
 
 def _store(case: Case, group: CacheGroup, compressed: bool) -> Store:
-    """
+    """The store of one group.
+
     Args:
         compressed: whether the model keeps compressed rows (DeepSeek-V4): then every slot has its own stream.
     """
@@ -100,10 +107,10 @@ def _store(case: Case, group: CacheGroup, compressed: bool) -> Store:
     cuda = _cuda(case)
     if group.role == "index":
         return _index(case, group, compressed, cuda)
-    if group.role == "kv" and group.law.stride == 1:
+    if group.role == "kv" and group.law.stride == 1 and group.law.law != "ring":
         memory, cells = _by_window(case, group)
         return Store(group, memory, cells, (_plain(group, "k", cuda), _v(case, group, cuda)))
-    if group.role == "latent":
+    if group.role == "latent" and family(case.spec) not in EXPANDED:
         memory, cells = _by_window(case, group)
         if group.law.stride > 1:
             memory, cells = (HCA if group.law.stride in _rings(case) else CSA), COMPRESSED
@@ -111,7 +118,8 @@ def _store(case: Case, group: CacheGroup, compressed: bool) -> Store:
             group, memory, cells, (_plain(group, "latent", cuda), *_latent_copy(case, group, cuda)), compressed
         )
     raise UnsupportedError(
-        f"kvplan has no rule for group {group.name} ({group.role}) in llama.cpp", "plan without --engine"
+        f"kvplan has no rule for group {group.name} ({group.role}) of {case.spec.id} in llama.cpp",
+        "plan without --engine",
     )
 
 
