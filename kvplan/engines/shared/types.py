@@ -187,6 +187,8 @@ class Engine:
             Raises UsageError where the engine refuses the combination, UnsupportedError where kvplan has no rule yet.
         apart: whether K and V are chosen each from `formats`.
         page_option: the option that `--page-size` sets; None: the engine has no page size to set.
+        tailor: the formats as this model, version, options and CUDA compute capability (None: not known) have them, the
+            default first, where one option stands for different rows; None: `formats` as they are.
     """
 
     name: str
@@ -199,3 +201,6 @@ class Engine:
     cache: Callable[[Case], EngineCache]
     apart: bool = False
     page_option: str | None = None
+    tailor: Callable[[ModelSpec, str, Mapping[str, Any], tuple[int, int] | None], tuple[EngineFormat, ...]] | None = (
+        None
+    )
