@@ -19,6 +19,8 @@ _EXTRA = "SGLang 0.5.23, srt/mem_cache/memory_pool.py:2260, 2464, 4866: every bu
 class SglangCache(EngineCache):
     """Pools of tokens and of state slots, shared by all requests of a rank."""
 
+    page_size: int
+
     def __init__(self, case: Case) -> None:
         self.case = case
         check_capability(set(case.chosen.values()), case.capability)

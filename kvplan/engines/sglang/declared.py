@@ -51,7 +51,7 @@ OPTIONS = (
                  source=_S + "arg_groups/kv_cache_hook.py:33-90", text="What the prefill reads NVFP4 rows as."),
     EngineOption(name="dequant_workspace", kind=str, choices=("none", "fp8_e4m3", "bf16"),
                  source=_S + "layers/quantization/fp4_kv_cache_quant_method.py:212-230",
-                 text="Number type of one layer of dequantised 4-bit rows, where the backends differ from the default."),
+                 text="Number type of one layer of dequantised 4-bit rows; by default from the backends."),
 )  # fmt: skip
 
 RULES = (

@@ -43,7 +43,8 @@ FORMATS = (
     EngineFormat(option="bf16", aliases=("bfloat16",), k="bf16", v="bf16", latent="bf16", index=INDEX, nbytes=512,
                  source=_DTYPES),
     EngineFormat(
-        option="mxfp8", k="mxfp8", v="mxfp8", nbytes=264, source="SGLang 0.5.23, srt/arg_groups/kv_cache_hook.py:98-108",
+        option="mxfp8", k="mxfp8", v="mxfp8", nbytes=264,
+        source="SGLang 0.5.23, srt/arg_groups/kv_cache_hook.py:98-108",
         needs="SM100 or newer, FA4", capabilities=_BLACKWELL,
     ),
     EngineFormat(

@@ -1,12 +1,13 @@
 """Which models SGLang treats apart: two pools, sparse attention, state strategies.
 
-Source: SGLang 0.5.23, srt/configs/model_config.py and srt/arg_groups/overrides.py, read. SGLang asks for the architecture
-class; here stands the `model_type` of the same models, lower case without `_ - .`, as the start of a name, because text
-and multimodal parts of one model share it.
+Source: SGLang 0.5.23, srt/configs/model_config.py and srt/arg_groups/overrides.py, read. SGLang asks for the
+architecture class; here stands the `model_type` of the same models, lower case without `_ - .`, as the start of a name,
+because text and multimodal parts of one model share it.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from kvplan.errors import UnsupportedError
@@ -95,11 +96,12 @@ def reading_layers(spec: ModelSpec, span: range) -> tuple[int, int]:
         if g.kind == "attention" and g.retain.law == "all" and not g.overlay
         for i in spec.positions(g)
     )
-    steps = {b - a for a, b in zip(full, full[1:], strict=False)}
+    steps = {b - a for a, b in pairwise(full)}
     if len(steps) != 1:
         raise UnsupportedError(
             f"{spec.id} has layers that read other layers' rows, and kvplan cannot tell which of them are windowed",
             "plan without --engine",
         )
-    continued = sum((i - full[0]) % steps.copy().pop() == 0 for i in readers)
+    (step,) = steps
+    continued = sum((i - full[0]) % step == 0 for i in readers)
     return continued, len(readers) - continued

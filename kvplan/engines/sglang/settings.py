@@ -183,7 +183,7 @@ def _least_slots(options: Mapping[str, Any], dp: int) -> int | None:
     if options["max_mamba_cache_size"] is not None:
         return int(options["max_mamba_cache_size"]) // dp
     if options["disable_radix_cache"] and options["max_running_requests"] is not None:
-        return max(1, options["max_running_requests"] // dp)
+        return max(1, int(options["max_running_requests"]) // dp)
     return None
 
 
@@ -193,7 +193,7 @@ def window_rows(window: int, page: int) -> int:
 
 
 def _swa_cap(case: Case, page: int, dp: int) -> int | None:
-    """Tokens of the window pool by requests: without radix cache, with explicit max_running_requests and full layers."""
+    """Tokens of the window pool by requests: no radix cache, explicit max_running_requests, some full layers."""
     options = case.options
     windows = [g.law.limit for g in case.groups if g.law.law in ("window", "chunk")]
     full = any(g.law.law == "all" and g.layers for g in case.groups if g.role in ("kv", "latent"))

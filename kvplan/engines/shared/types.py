@@ -173,6 +173,9 @@ class EngineCache(ABC):
         return ()
 
 
+Tailor = Callable[["ModelSpec", str, Mapping[str, Any], tuple[int, int] | None], tuple[EngineFormat, ...]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Engine:
     """One engine.
@@ -201,6 +204,4 @@ class Engine:
     cache: Callable[[Case], EngineCache]
     apart: bool = False
     page_option: str | None = None
-    tailor: Callable[[ModelSpec, str, Mapping[str, Any], tuple[int, int] | None], tuple[EngineFormat, ...]] | None = (
-        None
-    )
+    tailor: Tailor | None = None
