@@ -92,7 +92,10 @@ def _fp8_latent(spec: ModelSpec, options: Mapping[str, Any], capability: tuple[i
     if "trtllm" in (prefill, decode) or prefill == "tilelang":
         return "fp8_e4m3"
     widths = {(g.nope_dim, g.rope_dim) for g in spec.layer_groups if g.kind == "latent" and g.role == "kv"}
-    return SCALED if widths == {(512, 64)} else "fp8_e4m3:group/128,scale=fp32,pack=slot,rope=bf16"
+    if widths == {(512, 64)}:
+        return SCALED
+    rope = ",rope=bf16" if all(rope for _, rope in widths) else ""
+    return f"fp8_e4m3:group/128,scale=fp32,pack=slot{rope}"
 
 
 def check_capability(chosen: set[str], capability: tuple[int, int] | None) -> None:

@@ -277,7 +277,7 @@ def _refuse_unread(case: Case) -> None:
         raise UnsupportedError("kvplan has no rule for index keys beside K and V in SGLang", hint)
     if case.sharding.pcp > 1:
         raise UnsupportedError("kvplan has no rule for prefill context parallel in SGLang", "drop --pcp")
-    if case.mtp and (models.has_states(spec) or case.sharding.dcp > 1):
+    if case.mtp and spec.mtp and (models.has_states(spec) or case.sharding.dcp > 1):
         what = "states" if models.has_states(spec) else "decode context parallel"
         raise UnsupportedError(f"kvplan has no rule for draft layers beside {what} in SGLang", "drop --mtp")
 
