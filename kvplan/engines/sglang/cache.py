@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from kvplan.breakdown import Factor, Product
+from kvplan.engines.sglang.budget import sizes_for
 from kvplan.engines.sglang.formats import check_capability
-from kvplan.engines.sglang.pools import CELL, STATE, TWO, Held, Pools, arrange, sizes_for, tensor_bytes
+from kvplan.engines.sglang.pools import CELL, STATE, TWO, Held, Pools, arrange, tensor_bytes
 from kvplan.engines.sglang.report import budget_figures, plain_figures
 from kvplan.engines.sglang.settings import settle
 from kvplan.engines.shared.paged import some

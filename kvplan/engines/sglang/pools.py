@@ -16,7 +16,7 @@ from kvplan.formats.grid import Tensor, bind
 from kvplan.formats.layout import Layout
 from kvplan.formats.states import bind_state
 from kvplan.memory.groups import DTYPES, CacheGroup
-from kvplan.units import GIB, align_up, cdiv
+from kvplan.units import align_up, cdiv
 
 CELL = "SGLang 0.5.23, srt/model_executor/pool_configurator.py:366-640"
 TWO = "SGLang 0.5.23, srt/model_executor/pool_configurator.py:656-905"
@@ -145,52 +145,6 @@ class Pools:
     def pages(self, context: int, dcp: int) -> int:
         """Full-pool pages of one request: each holds a page of every decode-context-parallel rank."""
         return cdiv(context, self.settings.page_size * dcp)
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Pools for a budget: tokens of the full pool (and of the window pool), state slots."""
-
-    tokens: int
-    swa: int | None
-    slots: int | None
-    row_budget: int
-
-
-def sizes_for(pools: Pools, budget: int, ratio: float, most_tokens: int | None, otherwise: int) -> Sizes:
-    """What SGLang allocates with `budget` bytes after the weights.
-
-    Args:
-        ratio: mamba_full_memory_ratio.
-        most_tokens: max_total_tokens.
-        otherwise: tokens where a model has no rows.
-    """
-    slots, rows = _state_split(pools, budget, ratio)
-    page, cell = pools.settings.page_size, pools.cell
-    if not pools.of("full", "swa"):
-        return Sizes((most_tokens or otherwise) // page * page, None, slots, rows)
-    cap = pools.settings.swa_cap
-    left = rows - cap * pools.swa_cell if cap is not None and pools.of("swa") else rows
-    tokens = int(max(left, 0) // cell)
-    if most_tokens is not None:
-        tokens = min(tokens, most_tokens)
-    tokens = tokens // page * page
-    if not pools.of("swa"):
-        return Sizes(tokens, None, slots, rows)
-    return Sizes(tokens, pools.swa_tokens(tokens) if pools.of("full") else tokens, slots, rows)
-
-
-def _state_split(pools: Pools, budget: int, ratio: float) -> tuple[int | None, int]:
-    """(state slots, bytes left for rows). In GiB and floats, as the engine has it (_handle_max_mamba_cache)."""
-    per_slot = pools.slot_bytes
-    if not per_slot:
-        return None, budget
-    rest = budget / GIB
-    slots = pools.settings.least_slots
-    if slots is None:
-        share = rest * ratio / (1 + ratio)
-        slots = int((share * GIB - per_slot) // per_slot)
-    return slots, int((rest - (slots + 1) * per_slot / GIB) * GIB)
 
 
 def arrange(case: Case, settings: Settings) -> Pools:

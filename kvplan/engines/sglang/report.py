@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kvplan.engines.sglang.pools import CELL, STATE, TWO, Held, Pools, Sizes, tensor_bytes
+from kvplan.engines.sglang.budget import Sizes, why_refused
+from kvplan.engines.sglang.pools import CELL, STATE, TWO, Held, Pools, tensor_bytes
 from kvplan.engines.shared.types import Case, EngineFigure
 from kvplan.memory.groups import DTYPES
 from kvplan.units import GIB
@@ -78,8 +79,9 @@ def max_requests(pools: Pools, sizes: Sizes, case: Case, context: int) -> int:
 
 
 def budget_figures(pools: Pools, sizes: Sizes, case: Case, context: int) -> tuple[EngineFigure, ...]:
-    """What follows from the bytes left after the weights."""
-    made = []
+    """What follows from the bytes left after the weights; `refused` where SGLang would not start with them."""
+    refused = why_refused(pools, sizes)
+    made = [EngineFigure("refused", refused, CELL)] if refused else []
     if sizes.slots is not None:
         made.append(EngineFigure("max_mamba_cache_size", sizes.slots, STATE))
         made.append(EngineFigure("bytes left for rows", sizes.row_budget, STATE))

@@ -225,4 +225,6 @@ def _notes(case: Case, two_pools: bool) -> tuple[str, ...]:
             made.append("No model_type in the spec: the radix strategy is taken from the kind of state.")
     if case.capability is None and models.has_index(spec):
         made.append("No GPU is named: formats of sparse attention as on Hopper (bf16 by default, fp8 in 656 bytes).")
+    elif case.capability is None and not (case.options["page_size"] or case.options["attention_backend"]):
+        made.append("No GPU is named: pages of one token; by default SGLang has larger ones on SM100.")
     return tuple(made)
