@@ -181,6 +181,9 @@ class EngineCache(ABC):
         return ()
 
 
+Tailor = Callable[["ModelSpec", str, Mapping[str, Any], tuple[int, int] | None], tuple[EngineFormat, ...]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Engine:
     """One engine.
@@ -197,6 +200,8 @@ class Engine:
         page_option: the option that `--page-size` sets; None: the engine has no page size to set.
         pool: how the engine sizes its pool on a GPU.
         launch: how it is started; None: kvplan writes no command for it.
+        tailor: the formats as this model, version, options and CUDA compute capability (None: not known) have them, the
+            default first, where one option stands for different rows; None: `formats` as they are.
     """
 
     name: str
@@ -211,3 +216,4 @@ class Engine:
     page_option: str | None = None
     pool: PoolRule = DEFAULT_POOL
     launch: LaunchSpec | None = None
+    tailor: Tailor | None = None
