@@ -47,6 +47,7 @@ def _values(resolved: Resolved) -> dict[str, Any]:
         "tp": sharding.tp if sharding.tp > 1 else None,
         "pp": sharding.pp if sharding.pp > 1 else None,
         "dp": sharding.dp if sharding.dp > 1 else None,
+        "dp_attention": True if sharding.dp_attention else None,
         "dcp": sharding.dcp if sharding.dcp > 1 else None,
     }
     if "total_context" in known and request.context:

@@ -225,12 +225,7 @@ def engine_lines(plan: Plan) -> list[str]:
     options = ", ".join(f"{name} {_option(value)}" for name, value in engine.options.items() if value is not None)
     if options:
         lines.append(f"options: {options}")
-    for f in engine.figures:
-        value = (
-            f"{f.value:,}" if isinstance(f.value, int) else f"{f.value:.4g}" if isinstance(f.value, float) else f.value
-        )
-        lines.append(f"{f.name}: {value}" + (f" [{f.source}]" if f.source else ""))
-    return lines
+    return lines + [f"{f.name}: {_option(f.value)}" for f in engine.figures]
 
 
 def launch_lines(plan: Plan) -> list[str]:
@@ -248,7 +243,7 @@ def launch_lines(plan: Plan) -> list[str]:
 def _option(value: int | float | bool | str) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,}" if isinstance(value, int | float) else str(value)
 
 
 def verdict_lines(plan: Plan) -> list[str]:

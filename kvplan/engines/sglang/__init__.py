@@ -8,6 +8,7 @@ from __future__ import annotations
 from kvplan.engines.sglang.cache import SglangCache
 from kvplan.engines.sglang.declared import OPTIONS, RULES
 from kvplan.engines.sglang.formats import FORMATS, tailor
+from kvplan.engines.sglang.start import LAUNCH, POOL
 from kvplan.engines.shared.types import Engine, EngineVersion
 
 ENGINE = Engine(
@@ -21,4 +22,6 @@ ENGINE = Engine(
     cache=SglangCache,
     page_option="page_size",
     tailor=tailor,
+    pool=POOL,
+    launch=LAUNCH,
 )

@@ -22,6 +22,7 @@ class Flag:
         since: first version that has it; empty: all covered ones.
         off: of a bool, what is written when it is off; empty: nothing.
         environment: whether it is a variable written before the command.
+        group: text with `{inside}` that holds all flags of the same group, for arguments inside arguments.
     """
 
     field: str
@@ -30,6 +31,7 @@ class Flag:
     since: str = ""
     off: str = ""
     environment: bool = False
+    group: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +90,7 @@ def write_launch(
             f"{where}: kvplan knows no option of its command for {', '.join(missing)}",
             "start it without, or plan without that setting",
         )
-    words: list[str] = []
+    words: dict[str, list[str]] = {"": []}
     variables: list[str] = []
     for flag in spec.flags:
         value = values.get(flag.field)
@@ -96,10 +98,11 @@ def write_launch(
             continue
         text = _word(flag, value, spec.language)
         if text:
-            (variables if flag.environment else words).append(text)
+            (variables if flag.environment else words.setdefault(flag.group, [])).append(text)
     if spec.language == "python":
-        return spec.command.format(model=model) + ", ".join(words) + spec.closing, "python"
-    return " ".join([*variables, spec.command.format(model=shlex.quote(model)), *words]), "shell"
+        inner = [group.format(inside=", ".join(texts)) for group, texts in words.items() if group]
+        return spec.command.format(model=model) + ", ".join([*words[""], *inner]) + spec.closing, "python"
+    return " ".join([*variables, spec.command.format(model=shlex.quote(model)), *words[""]]), "shell"
 
 
 def _word(flag: Flag, value: Any, language: str) -> str:
