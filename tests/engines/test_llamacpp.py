@@ -258,6 +258,20 @@ def test_cuda_adds_what_a_quantised_row_misses_to_512() -> None:
     assert any("CUDA" in note for note in plan(spec, 256, kv="q8_0").notes)
 
 
+def test_prediction_layers_have_a_context_of_their_own() -> None:
+    """Qwen3.5-9B: one more attention layer, and 3 snapshots of the states."""
+    spec = load_model("qwen3.5-9b")
+    without, made = plan(spec, 1000), plan(spec, 1000, 1, mtp=True)
+    layer, states = 1024 * 2 * 1024 * 2, 24 * (32 * 128 * 128 + 3 * 8192) * 4
+    assert without.kv is not None and made.kv is not None
+    assert made.kv.allocated_bytes == without.kv.allocated_bytes + layer + 3 * states
+    assert figures(made)["draft attention K bytes"] == layer // 2
+    deepseek = plan(load_model("deepseek-v3.2"), 1024, 1, mtp=True)
+    assert deepseek.kv is not None
+    index = next(g for g in deepseek.kv.by_group if g.name == "mtp-indexer")
+    assert (index.allocated_bytes, index.engine_saves_bytes) == (0, 1024 * 128 * 2)
+
+
 def test_in_host_memory_the_gpu_holds_nothing() -> None:
     made = plan(PLAIN, 1000, 2, "no_kv_offload=on")
     assert made.kv is not None and made.kv.allocated_bytes == 0

@@ -12,7 +12,7 @@ import pytest
 
 from kvplan.errors import KvplanError, UnsupportedError, UsageError
 from kvplan.plan import PlanRequest, make_plan
-from kvplan.specs.model import ModelSpec
+from kvplan.specs.model import ModelSpec, Mtp
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
@@ -100,6 +100,8 @@ def test_what_kvplan_has_no_rule_for() -> None:
     assert "no rule for group cross" in refused(cross, kind=UnsupportedError)
     assert "no rule for group latent" in refused(spec_of("minicpm3", kind="latent"), kind=UnsupportedError)
     assert "covers only" in refused(states(), kind=UnsupportedError, engine_version="b5937")
+    nextn = spec_of().model_copy(update={"mtp": Mtp(layers=1, cache_like=("attention",))})
+    assert "prediction layers" in refused(nextn, kind=UnsupportedError, mtp=True, kv="q8_0")
     assert "no rule for group attention" in refused(spec_of(retain={"ring": 16}), kind=UnsupportedError)
     group = {"kind": "attention", "q_heads": 8, "kv_heads": 4, "head_dim": 128}
     windows = [{**group, "name": f"w{n}", "layers": [i], "retain": {"window": n}} for i, n in enumerate((512, 1024))]

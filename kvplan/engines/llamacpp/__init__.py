@@ -14,6 +14,7 @@ from kvplan.engines.shared.types import Engine, EngineOption, EngineRule, Engine
 _SERVER = "llama.cpp b11434, tools/server/server.cpp:168-186"
 _OLD = "llama.cpp commit fb8150d, src/llama-kv-cache-unified.cpp; before pull request 19067 of January 2026"
 _CHECKS = "llama.cpp b11434, src/llama-context.cpp:3819-3875"
+_DRAFT = "llama.cpp b11434, common/speculative.cpp:2559-2617 and common/common.h:329-404"
 _SPECIAL = "llama.cpp b11434, src/llama-model.cpp:2358-2895"
 
 
@@ -44,8 +45,9 @@ ENGINE = Engine(
                      text="Keep every token of layers with a window (--swa-full)."),
         EngineOption(name="flash_attn", kind=str, default="auto", choices=("auto", "on", "off"), source=_CHECKS,
                      text="Flash attention (-fa); without it V is transposed and as wide as the widest layer's."),
-        EngineOption(name="n_rs_seq", default=0, source=STATES,
-                     text="State snapshots for speculative decoding, in architectures that can roll back."),
+        EngineOption(name="n_rs_seq", source=_DRAFT,
+                     text="State snapshots for speculative decoding, in architectures that can roll back; default: 3 "
+                     "with prediction layers, else 0."),
         EngineOption(name="split_mode", kind=str, default="layer", choices=("layer", "tensor"), source=_CHECKS,
                      text="How GPUs share the model (-sm): layers are --pp here."),
         EngineOption(name="no_kv_offload", kind=bool, default=False, source=HOST,
@@ -76,6 +78,9 @@ ENGINE = Engine(
         EngineRule(name="compressed rows", source=_SPECIAL,
                    text="DeepSeek V4 has caches of pad256(ceil(n_ctx_seq / ratio)) cells, and one stream for every "
                    "slot even in unified mode."),
+        EngineRule(name="prediction layers", source=_DRAFT,
+                   text="Multi-token prediction layers have a context of their own with as many cells, in f16 unless "
+                   "-ctkd and -ctvd say otherwise, and no indexer."),
         EngineRule(name="CUDA rows", source=CUDA,
                    text="On CUDA a quantised tensor whose row is no multiple of 512 elements takes the bytes of the "
                    "missing elements once."),

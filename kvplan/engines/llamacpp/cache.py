@@ -19,6 +19,8 @@ WINDOWS = "llama.cpp b11434, src/llama-kv-cache-iswa.cpp:60-72"
 STATES = "llama.cpp b11434, src/llama-memory-recurrent.cpp:86-99 and src/llama-kv-cache-dsv4.cpp:967-969"
 CUDA = "llama.cpp b11434, ggml/src/ggml-cuda/ggml-cuda.cu:903-919"
 HOST = "llama.cpp b11434, src/llama-kv-cache.cpp:190-200 (offload_kqv)"
+DRAFTED = 3
+"""Tokens drafted at once, by default (--spec-draft-n-max)."""
 
 
 class LlamaCache(EngineCache):
@@ -70,9 +72,14 @@ class LlamaCache(EngineCache):
 
 
 def snapshots(case: Case) -> int:
-    """State snapshots beside the state itself; architectures that cannot roll back have none."""
-    name = family(case.spec)
-    return int(case.options["n_rs_seq"]) if name in ROLLBACK or not name else 0
+    """State snapshots beside the state itself: as asked, with prediction layers as many as tokens are drafted.
+
+    Architectures that cannot roll back have none.
+    """
+    name, asked = family(case.spec), case.options["n_rs_seq"]
+    if name and name not in ROLLBACK:
+        return 0
+    return (DRAFTED if case.mtp else 0) if asked is None else int(asked)
 
 
 def _logical(group: CacheGroup, context: int, sequences: int) -> tuple[Product, ...]:

@@ -31,7 +31,7 @@ def check(case: Case, server: Server) -> None:
 
     Raises:
         UsageError: with the option that helps.
-        UnsupportedError: tensor split mode, draft contexts and states that kvplan has no rule for.
+        UnsupportedError: tensor split mode, and caches that kvplan has no rule for.
     """
     if not build_of(case).special and any(g.role not in ("kv", "latent") or g.law.stride > 1 for g in case.groups):
         raise UnsupportedError(
@@ -41,10 +41,6 @@ def check(case: Case, server: Server) -> None:
     _check_types(case)
     _check_blocks(case)
     _check_server(case, server)
-    if case.mtp:
-        raise UnsupportedError(
-            "llama.cpp gives prediction layers a context of their own, which kvplan does not lay out yet", "drop --mtp"
-        )
     if any(dtype not in (None, "fp32") for dtype in (case.formats.recurrent, case.formats.conv)):
         raise UsageError("llama.cpp keeps states in fp32", "drop --state-dtype and --conv-dtype")
 
@@ -113,6 +109,8 @@ def notes(case: Case) -> Iterator[str]:
     """Defaults and assumptions that decide bytes."""
     name, options = family(case.spec), case.options
     states = any(g.role == "state" for g in case.groups)
+    if case.mtp:
+        yield "Prediction layers are a draft context of their own; its cache types (-ctkd, -ctvd) are f16."
     if options["n_rs_seq"] and states and name not in ROLLBACK and name:
         yield f"n_rs_seq has no effect: llama.cpp has no state snapshots for {case.spec.model_type}."
     if options["n_rs_seq"] and states and not name:

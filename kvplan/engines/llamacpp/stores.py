@@ -6,7 +6,7 @@ src/llama-kv-cache-dsa.cpp, src/llama-kv-cache-dsv4.cpp:1213-1339, src/llama-mem
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvplan.engines.llamacpp.builds import CELLS, build_of
 from kvplan.engines.llamacpp.families import EXPANDED, NO_FLASH_ATTENTION, POOLED_INDEX, UNWINDOWED, family
@@ -19,6 +19,9 @@ from kvplan.formats.layout import Layout
 from kvplan.memory.groups import CacheGroup
 
 FULL, WINDOW, COMPRESSED, STATE, NOWHERE = "full", "window", "compressed", "state", "nowhere"
+MTP = "mtp-"
+"""Start of the names of prediction layers' groups."""
+DRAFT_TYPES = {"f16", "bf16"}
 ATTENTION, SWA, INDEXER, CSA, HCA, CSA_INDEX, RECURRENT = (
     "attention", "swa", "indexer", "csa", "hca", "csa-index", "recurrent",
 )  # fmt: skip
@@ -102,6 +105,8 @@ def _store(case: Case, group: CacheGroup, compressed: bool) -> Store:
     Args:
         compressed: whether the model keeps compressed rows (DeepSeek-V4): then every slot has its own stream.
     """
+    if group.name.startswith(MTP):
+        return _draft(case, group, compressed)
     if group.role == "state":
         return _state(case, group, compressed)
     cuda = _cuda(case)
@@ -121,6 +126,23 @@ def _store(case: Case, group: CacheGroup, compressed: bool) -> Store:
         f"kvplan has no rule for group {group.name} ({group.role}) of {case.spec.id} in llama.cpp",
         "plan without --engine",
     )
+
+
+def _draft(case: Case, group: CacheGroup, compressed: bool) -> Store:
+    """Prediction layers: caches of a context of their own, as many cells, in types of its own (f16)."""
+    stored = {case.chosen[t.role] for t in group.layout.tensors}
+    if compressed or group.role == "state" or not stored <= DRAFT_TYPES:
+        raise UnsupportedError(
+            f"kvplan has no rule for prediction layers like {group.name} of {case.spec.id} in llama.cpp "
+            f"({', '.join(sorted(stored))})",
+            "drop --mtp" if compressed else "plan them in f16 (-ctkd, -ctvd are options of their own), or drop --mtp",
+        )
+    if group.role == "index" and family(case.spec) not in POOLED_INDEX:
+        # The draft head attends to everything: it has no indexer.
+        return Store(group, INDEXER, NOWHERE)
+    plain = replace(group, name=group.name.removeprefix(MTP))
+    made = _store(case, plain, compressed)
+    return replace(made, group=group, memory=f"draft {made.memory}")
 
 
 def _by_window(case: Case, group: CacheGroup) -> tuple[str, str]:
