@@ -8,6 +8,7 @@ project's comparison of 2026-11-30. A row that kvplan refuses or gets wrong ends
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,10 @@ from kvplan.errors import KvplanError
 from kvplan.plan import PlanRequest, make_plan
 from kvplan.units import GIB
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "accuracy.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGE, ENGINES = DOCS / "accuracy.md", DOCS / "results" / "engine_accuracy.json"
+LOG_COLUMNS = ("logs", "independent", "independent_reproduced", "independent_explained", "independent_different",
+               "reproduced")  # fmt: skip
 T = 32_768
 INDEX = "fp8_e4m3:token,scale=fp32"
 
@@ -159,8 +163,46 @@ def page() -> str:
         "",
         "A static scale (fp8 per tensor, NVFP4's global scale) is a constant of the layer and stands apart in a plan,",
         "as `constant_bytes`. KIVI's usual estimate counts both residual windows full; this is exact at this length.",
+        *_engines(),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _engines() -> list[str]:
+    """Both tables about engines, from the stored results of tools/accuracy.py."""
+    stored = json.loads(ENGINES.read_text(encoding="utf-8"))
+    lines = [
+        "",
+        "## Engines: figures produced by their own code",
+        "",
+        f"`{stored['golden']['command']}`. Each record holds figures that the engine's own code computed or allocated;",
+        "a refusal is a configuration that the engine refused, and equal means that kvplan refuses it too.",
+        "",
+        "| file | records | equal | different | not in scope | of the refusals, refused |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for name, count in stored["golden"]["files"].items():
+        out = f"{count['not_in_scope']} ({count['not_in_scope_percent']}%)"
+        refused = f"{count['refusals_equal']} of {count['refusals']}"
+        cells = (f"`{name}`", f"{count['records']:,}", f"{count['equal']:,}", str(count["different"]), out, refused)
+        lines.append(f"| {' | '.join(cells)} |")
+    for name, count in stored["golden"]["files"].items():
+        lines += [f"\nNot in scope of `{name}`: {rule} ({n} records)." for rule, n in count["rules"].items()]
+    lines += [
+        "",
+        "## Engines: figures printed in public logs",
+        "",
+        f"`{stored['logs']['command']}`. Independent: the log's source names the model and the setting, nothing was",
+        "fitted. Reproduced: every printed figure lies within the rounding of what was printed.",
+        "",
+        "| engine | logs | independent | of them reproduced | explained | different | all reproduced |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for engine, count in stored["logs"]["engines"].items():
+        cells = (engine, *(str(count[key]) for key in LOG_COLUMNS))
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += [f"\n{one['log']} ({one['engine']}): {one['why']}" for one in stored["logs"]["explained"]]
+    return lines
 
 
 def _figures(case: Case) -> str:

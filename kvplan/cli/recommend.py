@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from kvplan.cli.options import json_option
+from kvplan.cli.options import ENGINE_OPTIONS, json_option, plan_options
 from kvplan.recommend.types import RecommendRequest
 from kvplan.units import check_count, parse_count
 
@@ -17,11 +19,22 @@ from kvplan.units import check_count, parse_count
 @click.option("--tp", metavar="N", default="1", show_default=True, help="Tensor-parallel ranks.")
 @click.option("--util", metavar="SHARE", type=float, default=0.9, show_default=True,
               help="Share of the GPU's memory that weights and cache may fill.")  # fmt: skip
+@plan_options(*ENGINE_OPTIONS)
 @json_option
-def command(model: str, gpu: str, context: str | None, concurrency: str, tp: str, util: float, as_json: bool) -> None:
+def command(
+    model: str,
+    gpu: str,
+    context: str | None,
+    concurrency: str,
+    tp: str,
+    util: float,
+    as_json: bool,
+    **engine: Any,
+) -> None:
     """Which cache format MODEL should use on a GPU: bytes, requests that fit, predicted time, a reason for each.
 
-    Only 16 and 8 bit are ranked; lower bits are listed as unranked, because their quality is not established.
+    Only 16 and 8 bit are ranked; lower bits are listed as unranked, because their quality is not established. With
+    --engine only formats that the engine has are considered, sized by its own rules.
     """
     from kvplan.recommend import recommend
 
@@ -32,6 +45,7 @@ def command(model: str, gpu: str, context: str | None, concurrency: str, tp: str
         concurrency=check_count(parse_count(concurrency, "concurrency"), "concurrency"),
         tp=parse_count(tp, "tp"),
         util=util,
+        **engine,
     )
     result = recommend(request)
     if as_json:

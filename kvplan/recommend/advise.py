@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from kvplan import __version__
-from kvplan.memory.groups import DTYPES
+from kvplan.engines import load_engine
+from kvplan.engines.shared.select import choose_version
 from kvplan.plan.compose import device_summary, model_summary
 from kvplan.recommend.candidates import enumerate_candidates
 from kvplan.recommend.evidence import BASIS
 from kvplan.recommend.types import Candidate, Choice, Recommendation, RecommendRequest
 from kvplan.specs.load import load_device, load_model
-from kvplan.specs.model import ModelSpec
 from kvplan.units import format_bytes
 
 NEAR = 0.97
 """When nothing fits, a candidate with this share of the most requests counts as good as the one with most."""
 NO_ENGINE = "This names a format, not an engine's flag: engine support is not considered yet."
+ENGINE_TIME = "Times are not predicted: kvplan's time model is of its own kernels, not of an engine's."
 PREDICTED = (
     "Times are predicted (fixed time plus bytes over a share of the read roof), not measured: see kvplan validate."
 )
@@ -27,15 +28,19 @@ def recommend(request: RecommendRequest) -> Recommendation:
         UsageError, InputError, UnsupportedError: as `kvplan.plan.make_plan`.
     """
     spec, device = load_model(request.model), load_device(request.gpu)
-    notes = [NO_ENGINE, PREDICTED]
+    notes = [] if request.engine else [NO_ENGINE, PREDICTED]
     if request.context is None:
         request = request.model_copy(update={"context": spec.max_context})
         notes.insert(0, f"No context given: compared at the model's maximum, {spec.max_context:,} tokens.")
-    found = tuple(enumerate_candidates(request, spec, device))
+    found, refused = enumerate_candidates(request, spec, device)
+    if request.engine:
+        version = choose_version(load_engine(request.engine), request.engine_version)
+        request = request.model_copy(update={"engine_version": version})
+        notes += [ENGINE_TIME, *(f"Not offered: {_asked(r.formats)}: {r.reason}." for r in refused)]
     candidates = tuple(c.model_copy(update={"pareto": c.ranked and _undominated(c, found)}) for c in found)
     order = _ranking(candidates, request.concurrency)
     best = order[0]
-    native = next(c for c in candidates if _is_native(c, spec))
+    native = candidates[0]
     runner = next((c for c in order[1:] if c.pareto), order[1] if len(order) > 1 else None)
     return Recommendation(
         request=request,
@@ -71,19 +76,21 @@ def _ranking(candidates: tuple[Candidate, ...], concurrency: int) -> list[Candid
     return sorted(ranked, key=lambda c: (c.requests < enough, c.kl or 0.0, c.allocated_bytes))
 
 
-def _is_native(c: Candidate, spec: ModelSpec) -> bool:
-    native = DTYPES[spec.native_dtype]
-    return all(f in (native, None) for f in (c.k, c.v, c.latent))
+def _asked(formats: dict[str, str]) -> str:
+    return " with ".join(formats.values())
 
 
 def _choice(c: Candidate, reason: str) -> Choice:
-    return Choice(k=c.k, v=c.v, latent=c.latent, reason=reason)
+    return Choice(k=c.k, v=c.v, latent=c.latent, engine_formats=c.engine_formats, launch=c.launch, reason=reason)
 
 
 def name(c: Candidate | Choice) -> str:
-    """`K int8, V int8`, `latent bf16` or `states only`."""
+    """`K int8, V int8`, `latent bf16` or `states only`; with an engine, in its own words."""
+    own = c.engine_formats
     parts = [
-        f"{role.upper() if len(role) == 1 else role} {f}" for role in ("k", "v", "latent") if (f := getattr(c, role))
+        f"{role.upper() if len(role) == 1 else role} {own.get(role, f)}"
+        for role in ("k", "v", "latent")
+        if (f := getattr(c, role))
     ]
     return ", ".join(parts) or "states only"
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+from kvplan.errors import UnsupportedError, UsageError
 from kvplan.formats.grammar import PLAIN
 from kvplan.formats.layout import BoundTensor
 from kvplan.memory.groups import DTYPES, roles
@@ -22,24 +24,63 @@ PAIRED = (
 LATENT = ("fp8_e4m3:tensor", "fp8_e4m3:token", "fp8_e5m2:tensor", "int8:token")
 
 
-def enumerate_candidates(request: RecommendRequest, spec: ModelSpec, device: DeviceSpec) -> Iterator[Candidate]:
-    """Every pair for a model with K and V, every latent format for one with a latent, one candidate for states."""
-    native = DTYPES[spec.native_dtype]
-    present = roles(spec)
-    if "k" in present:
-        for k in (native, *PAIRED):
-            for v in (native, *PAIRED):
-                yield _candidate(request, spec, device, native, {"k": k, "v": v})
+@dataclass(frozen=True)
+class Refused:
+    """A format that the engine has and this model or GPU cannot use, with the reason."""
+
+    formats: dict[str, str]
+    reason: str
+
+
+def enumerate_candidates(
+    request: RecommendRequest, spec: ModelSpec, device: DeviceSpec
+) -> tuple[tuple[Candidate, ...], tuple[Refused, ...]]:
+    """Every choice of formats, the unquantised one first, and what an engine refuses.
+
+    Raises:
+        UsageError, UnsupportedError: as `kvplan.plan.make_plan`, where not even the unquantised cache can be planned.
+    """
+    choices = list(_choices(request, spec))
+    made, refused = [_candidate(request, spec, device, choices[0])], []
+    for formats in choices[1:]:
+        try:
+            made.append(_candidate(request, spec, device, formats))
+        except (UsageError, UnsupportedError) as error:
+            if request.engine is None:
+                raise
+            refused.append(Refused(formats, error.message))
+    return tuple(made), tuple(refused)
+
+
+def _choices(request: RecommendRequest, spec: ModelSpec) -> Iterator[dict[str, str]]:
+    """Every pair for a model with K and V, every latent format for one with a latent, one choice for states."""
+    native, present = DTYPES[spec.native_dtype], roles(spec)
+    if request.engine:
+        yield from _engine_choices(request, present)
+    elif "k" in present:
+        yield from ({"k": k, "v": v} for k in (native, *PAIRED) for v in (native, *PAIRED))
     elif "latent" in present:
-        for latent in (native, *LATENT):
-            yield _candidate(request, spec, device, native, {"latent": latent})
+        yield from ({"latent": latent} for latent in (native, *LATENT))
     else:
-        yield _candidate(request, spec, device, native, {})
+        yield {}
 
 
-def _candidate(
-    request: RecommendRequest, spec: ModelSpec, device: DeviceSpec, native: str, formats: dict[str, str]
-) -> Candidate:
+def _engine_choices(request: RecommendRequest, present: frozenset[str]) -> Iterator[dict[str, str]]:
+    """The values of the engine's own option: pairs of them where it has one each for K and V."""
+    from kvplan.engines import load_engine
+    from kvplan.engines.shared.select import available, choose_version
+
+    assert request.engine is not None
+    engine = load_engine(request.engine)
+    formats = available(engine, choose_version(engine, request.engine_version))
+    usable = [f.option for f in formats if any(getattr(f, role) for role in present)] if present else []
+    if engine.apart and "k" in present:
+        yield from ({"k": k, "v": v} for k in usable for v in usable)
+    else:
+        yield from ({"kv": option} for option in usable or [formats[0].option])
+
+
+def _candidate(request: RecommendRequest, spec: ModelSpec, device: DeviceSpec, formats: dict[str, str]) -> Candidate:
     fields = request.model_dump(exclude={"concurrency"}) | {"batch": request.concurrency} | formats
     resolved = resolve(PlanRequest.model_validate(fields), spec, device)
     plan = compose(resolved)
@@ -47,14 +88,18 @@ def _candidate(
         plan.kv is not None and plan.capacity is not None and plan.verdict is not None and request.context is not None
     )
     echo = plan.request
-    kl = _evidence(echo, native)
-    seconds = attention_seconds(resolved.groups, request.context, request.concurrency, device)
-    untimed = seconds is None and echo.k is not None
+    kl = _evidence(echo)
+    # The time model is of kvplan's own kernels: it says nothing about an engine's.
+    own = request.engine is None
+    seconds = attention_seconds(resolved.groups, request.context, request.concurrency, device) if own else None
+    untimed = own and seconds is None and echo.k is not None
     low = any(t.number not in RANKED_NUMBERS for t in _tensors(resolved))
     return Candidate(
         k=echo.k,
         v=echo.v,
         latent=echo.latent,
+        engine_formats=plan.engine.formats if plan.engine else {},
+        launch=plan.engine.launch.text if plan.engine and plan.engine.launch else None,
         allocated_bytes=plan.kv.allocated_bytes + plan.kv.constant_bytes,
         requests=plan.capacity.requests or 0,
         fits=plan.verdict.fits,
@@ -72,11 +117,14 @@ def _tensors(resolved: Resolved) -> list[BoundTensor]:
     return [t for g in resolved.groups for t in g.layout.tensors if g.role in ("kv", "latent")]
 
 
-def _evidence(echo: PlanRequest, native: str) -> float | None:
+def _evidence(echo: PlanRequest) -> float | None:
+    if echo.layers:
+        # Some layers stay in 16 bit: no such mixture has been studied.
+        return None
     if echo.k is not None and echo.v is not None:
-        return expected_kl(echo.k, echo.v, native)
+        return expected_kl(echo.k, echo.v)
     # No format has been studied on latents; states have no format at all.
-    return 0.0 if echo.latent in (native, None) else None
+    return 0.0 if echo.latent in (*PLAIN, None) else None
 
 
 def _reason(resolved: Resolved, device: DeviceSpec, low: bool, kl: float | None, untimed: bool) -> str:

@@ -8,7 +8,10 @@ Spearman 0.997; the size of KL does not carry over to other models.
 
 from __future__ import annotations
 
-from kvplan.formats.grammar import FP8, PLAIN
+from dataclasses import replace
+
+from kvplan.formats.grammar import FP8, PLAIN, Named, parse_any, parse_format
+from kvplan.formats.named import SPELLINGS
 
 BASIS = "KL on SmolLM2-135M, another model: gives the order of formats, not the size of the loss"
 RANKED_NUMBERS = (*PLAIN, "int8", *FP8)
@@ -36,7 +39,21 @@ _V_ONLY = {
 }
 
 
-def expected_kl(k: str, v: str, native: str) -> float | None:
-    """KL of a pair on the studied model; 0 for the native dtype, None where nothing was measured."""
-    parts = (0.0 if k == native else _K_ONLY.get(k), 0.0 if v == native else _V_ONLY.get(v))
+def expected_kl(k: str, v: str) -> float | None:
+    """KL of a pair on the studied model; 0 for 16 and 32 bit, None where nothing was measured."""
+    parts = (_one(k, _K_ONLY), _one(v, _V_ONLY))
     return None if parts[0] is None or parts[1] is None else parts[0] + parts[1]
+
+
+def _one(spelling: str, measured: dict[str, float]) -> float | None:
+    """KL of one tensor; where its scales lie, and whether they have 16 or 32 bit, makes no difference."""
+    f = parse_any(spelling)
+    if isinstance(f, Named):
+        if f.name not in SPELLINGS:
+            return None
+        f = parse_format(SPELLINGS[f.name])
+    if f.number in PLAIN:
+        return 0.0
+    scale = parse_format(f.number).scale if f.scale in ("fp16", "bf16", "fp32", "model") else f.scale
+    plain = replace(f, pack="", row=False, scale=scale)
+    return measured.get(plain.spelling)

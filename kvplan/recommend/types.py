@@ -28,6 +28,12 @@ class RecommendRequest(_Data):
     """Tensor-parallel ranks."""
     util: float = 0.9
     """Share of the GPU's memory that weights and cache may fill."""
+    engine: str | None = None
+    """Inference engine; only its own formats are considered, sized by its rules."""
+    engine_version: str | None = None
+    """Version of the engine; default the newest that kvplan has rules for."""
+    engine_options: tuple[str, ...] = ()
+    """Settings of the engine that change cache bytes, as NAME=VALUE."""
 
 
 class Candidate(_Data):
@@ -36,6 +42,10 @@ class Candidate(_Data):
     k: str | None
     v: str | None
     latent: str | None
+    engine_formats: dict[str, str]
+    """The engine's own option by tensor role; empty without an engine."""
+    launch: str | None
+    """The command that starts the engine with it; None without an engine."""
     allocated_bytes: int
     """Cache of all requests, constant scales included."""
     requests: int
@@ -61,6 +71,10 @@ class Choice(_Data):
     k: str | None
     v: str | None
     latent: str | None
+    engine_formats: dict[str, str]
+    """The engine's own option by tensor role; empty without an engine."""
+    launch: str | None
+    """The command that starts the engine with it; None without an engine."""
     reason: str
 
 

@@ -16,10 +16,14 @@ def print_recommendation(result: Recommendation, console: QuietConsole | None = 
     """Print the choice with its reason, the runner-up, the Pareto set, all one-format candidates, the unranked."""
     console = console or QuietConsole(highlight=False, markup=False, emoji=False)
     r = result.request
-    head = f"{result.model.id} on {result.device.name}: {r.concurrency:,} requests x {r.context:,} tokens, tp {r.tp}"
+    engine = f", {r.engine} {r.engine_version}" if r.engine else ""
+    wanted = f"{r.concurrency:,} requests x {r.context:,} tokens, tp {r.tp}"
+    head = f"{result.model.id} on {result.device.name}{engine}: {wanted}"
     console.print(Text(head, style="bold"))
     console.print(Text(f"recommended: {name(result.recommended)}", style="bold"))
     console.print(Text(f"  {result.recommended.reason}"), soft_wrap=True)
+    if result.recommended.launch:
+        console.print(Text(f"  {result.recommended.launch}"), soft_wrap=True)
     if result.runner_up is not None:
         console.print(Text(f"runner-up: {name(result.runner_up)}: {result.runner_up.reason}"), soft_wrap=True)
     ranked = [c for c in result.candidates if c.ranked]
@@ -40,8 +44,13 @@ def _print_reasons(console: QuietConsole, heading: str, candidates: list[Candida
         console.print()
         console.print(Text(heading, style="bold"))
     for c in candidates:
-        line = f" - {c.k or c.latent or 'states only'}: {c.requests:,} requests fit; {c.reason}"
+        line = f" - {_own(c, 'k', 'latent') or 'states only'}: {c.requests:,} requests fit; {c.reason}"
         console.print(Text(line), soft_wrap=True)
+
+
+def _own(c: Candidate, *roles: str) -> str | None:
+    """The first of these tensors' formats, in the engine's own words if there is one."""
+    return next((c.engine_formats.get(role, f) for role in roles if (f := getattr(c, role))), None)
 
 
 def _table(candidates: list[Candidate]) -> Table:
@@ -55,7 +64,7 @@ def _table(candidates: list[Candidate]) -> Table:
         seconds = c.predicted_attention_seconds
         time = "-" if seconds is None else f"{seconds * 1e3:.2f}"
         kl = "-" if c.kl is None else f"{c.kl:.5f}"
-        formats = (c.latent,) if latent else (c.k, c.v)
+        formats = (_own(c, "latent"),) if latent else (_own(c, "k"), _own(c, "v"))
         cells = ("*" if c.pareto else "", *(f or "-" for f in formats), format_bytes(c.allocated_bytes))
         table.add_row(*(Text(cell) for cell in (*cells, f"{c.requests:,}", time, kl)))
     return table

@@ -37,6 +37,7 @@ def print_plan(plan: Plan, console: Console | None = None, explain: bool = False
             console.print(Text(_hanging(line, console.width)), soft_wrap=True)
     sections = {
         "Engine": rows.engine_lines(plan),
+        "Launch": rows.launch_lines(plan),
         "GPUs": rows.sharding_lines(plan),
         "Capacity": rows.capacity_lines(plan),
         "Verdict": rows.verdict_lines(plan),
@@ -48,7 +49,7 @@ def print_plan(plan: Plan, console: Console | None = None, explain: bool = False
             console.print()
             console.print(Text(heading, style="bold"))
             for line in lines:
-                console.print(Text(_bullet(line, console.width)), soft_wrap=True)
+                console.print(Text(bullet(line, console.width)), soft_wrap=True)
 
 
 def _components(plan: Plan) -> Table:
@@ -85,7 +86,7 @@ def _hanging(line: str, width: int) -> str:
     )
 
 
-def _bullet(line: str, width: int) -> str:
+def bullet(line: str, width: int) -> str:
     """A hanging indent; no number is ever cut."""
     return textwrap.fill(
         line,
