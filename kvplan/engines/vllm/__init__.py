@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from kvplan.engines.shared.types import Engine
 from kvplan.engines.vllm.cache import cache
-from kvplan.engines.vllm.formats import FORMATS, adapt
+from kvplan.engines.vllm.formats import FORMATS, tailor
 from kvplan.engines.vllm.options import OPTIONS
 from kvplan.engines.vllm.rules import RULES
+from kvplan.engines.vllm.start import LAUNCH, POOL
 from kvplan.engines.vllm.versions import VERSIONS
 
 ENGINE = Engine(
@@ -23,5 +24,7 @@ ENGINE = Engine(
     rules=RULES,
     cache=cache,
     page_option="block_size",
-    adapt=adapt,
+    tailor=tailor,
+    pool=POOL,
+    launch=LAUNCH,
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kvplan.engines.vllm.states import normal
 from kvplan.engines.vllm.versions import PROJECT
 from kvplan.errors import UsageError
 
@@ -96,8 +97,15 @@ BACKENDS: dict[str, Backend] = {
     ),
     "DEEPSEEK_V4": Backend("v4", _on(frozenset({"auto", "fp8", "fp8_ds_mla"})), blocks=(256,), multiples=False),
 }  # fmt: skip
+FP8_BY_DEFAULT = ("glmmoedsa",)
 INDEXER_BLOCK = 64
 """Kernel block of the DSA indexer (DEEPSEEK_V32_INDEXER)."""
+
+
+def resolved_dtype(model_type: str | None, option: str, capability: Capability | None) -> str:
+    """The cache dtype that an option means: `auto` is fp8 for sparse GLM models on SM100 (models/config.py:90-146)."""
+    blackwell = capability is not None and capability[0] in (10, 11)
+    return "fp8" if option == "auto" and blackwell and normal(model_type) in FP8_BY_DEFAULT else option
 
 
 def _order(kind: str, capability: Capability, dtype: str) -> tuple[str, ...]:

@@ -6,7 +6,16 @@ from kvplan.breakdown import Factor, Product
 from kvplan.engines.shared.paged import some
 from kvplan.engines.shared.types import Case, EngineCache, EngineFigure
 from kvplan.engines.vllm.backends import ORDER, SIZES
-from kvplan.engines.vllm.blocks import INTERFACE, MAMBA, LayerSpec, RequestBlocks, held_rows, request_blocks
+from kvplan.engines.vllm.blocks import (
+    EVERY_TOKEN,
+    INTERFACE,
+    MAMBA,
+    LayerSpec,
+    RequestBlocks,
+    held_rows,
+    request_blocks,
+)
+from kvplan.engines.vllm.formats import check_formats
 from kvplan.engines.vllm.groups import Bucket, Layers, page_groups, promoted
 from kvplan.engines.vllm.layers import Declared, declare
 from kvplan.engines.vllm.options import settings_of
@@ -29,6 +38,7 @@ class VllmCache(EngineCache):
     """Blocks of one size in bytes; every page group takes its own of them for each request."""
 
     def __init__(self, case: Case) -> None:
+        check_formats(case)
         rules = rules_of(case.version)
         settings = settings_of(case, rules)
         declared = declare(case, settings)
@@ -142,6 +152,15 @@ class VllmCache(EngineCache):
         block = Factor("bytes", self.pool.block_bytes(self.case.stage), "one block of all layers")
         taken = (Product("null block", (Factor("blocks", 1), block), "engine rule", NULL),)
         return (Part("null block", taken, reserved=taken),)
+
+    def shared_bytes(self, tokens: int) -> int:
+        """Whole blocks of a prefix in the page groups that keep every token; windows and states are each request's own.
+
+        Blocks of states in mode align are shared too, but one request needs its own all the same.
+        """
+        block = self.pool.block_bytes(self.case.stage)
+        full = [b for b in self.pool.buckets if b.kind in EVERY_TOKEN]
+        return sum(b.groups * (tokens // (b.block_size * self.pool.ranks)) * block for b in full)
 
     def figures(self, context: int, pool_bytes: int | None = None) -> tuple[EngineFigure, ...]:
         """Block size, page groups and blocks; with the bytes of the pool also what fits and what vLLM prints."""

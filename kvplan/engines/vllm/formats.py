@@ -5,15 +5,21 @@ Source: vLLM 0.33.0, config/cache.py:44-67 (values), utils/torch_utils.py:40-66,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from kvplan.engines.shared.types import NATIVE, Adapting, EngineFormat
-from kvplan.engines.vllm.backends import E4M3, TURBOQUANT, choose_backend
+from kvplan.engines.shared.types import NATIVE, EngineFormat
+from kvplan.engines.vllm.backends import BACKENDS, E4M3, TURBOQUANT, choose_backend, resolved_dtype
 from kvplan.engines.vllm.layers import model_kind
-from kvplan.engines.vllm.states import normal
 from kvplan.engines.vllm.versions import PROJECT
 from kvplan.errors import UnsupportedError, UsageError
+from kvplan.memory.groups import DTYPES
 from kvplan.specs.groups import AttentionGroup, StateGroup
+
+if TYPE_CHECKING:
+    from kvplan.engines.shared.types import Case
+    from kvplan.specs.model import ModelSpec
 
 CACHE = PROJECT + "config/cache.py:44-67"
 REWRITE = PROJECT + "model_executor/layers/attention/mla_attention.py:359-376"
@@ -105,57 +111,71 @@ FP8_BY_DEFAULT = ("glmmoedsa",)
 """Sparse MLA architectures whose `auto` is fp8 on SM100 (models/config.py:90-146)."""
 
 
-def adapt(asked: Adapting) -> Adapting:
-    """What vLLM makes of the chosen options: the rows of sparse MLA and DeepSeek-V4, layers that stay unquantised.
+NVFP4 = frozenset({"nvfp4", "nvfp4_4over6"})
+
+
+def tailor(
+    spec: ModelSpec, version: str, options: Mapping[str, Any], capability: tuple[int, int] | None
+) -> tuple[EngineFormat, ...]:
+    """The formats as a model has them: rows of sparse MLA and DeepSeek-V4, and layers that stay unquantised."""
+    native = DTYPES[spec.native_dtype]
+    dense = not any(isinstance(g, StateGroup) for g in spec.layer_groups)
+    rows = _latent_rows(spec, options, capability)
+    made = []
+    for f in FORMATS:
+        skips = (f"first=2:{native}", f"last=2:{native}") if dense and f.option in FOUR_BIT_DENSE else ()
+        latent = rows.get(f.option, f.latent)
+        changed = skips != f.skips or latent != f.latent
+        made.append(replace(f, skips=skips, latent=latent) if changed else f)
+    return tuple(made)
+
+
+def _latent_rows(
+    spec: ModelSpec, options: Mapping[str, Any], capability: tuple[int, int] | None
+) -> dict[str, str]:  # fmt: skip
+    """Options whose latent rows differ for this model, as its backend stores them (mla_attention.py:359-376)."""
+    try:
+        kind = model_kind(spec)
+    except UnsupportedError:
+        # The engine itself says so when it lays out the cache.
+        return {}
+    if kind == "v4":
+        return dict.fromkeys(BACKENDS["DEEPSEEK_V4"].dtypes, V4_ROWS)
+    rows: dict[str, str] = {}
+    for option in ("auto", "fp8") if kind == "sparse" else ():
+        dtype = resolved_dtype(spec.model_type, option, capability)
+        try:
+            backend = choose_backend(kind, dtype, capability, options["attention_backend"])
+        except UsageError:
+            continue
+        scaled = {"FLASHMLA_SPARSE": E4M3, "FLASHINFER_MLA_SPARSE_SM120": E4M3 | {"auto"}}.get(backend, frozenset())
+        if dtype in scaled:
+            rows[option] = "fp8_ds_mla"
+        elif dtype != option:
+            rows[option] = "fp8_e4m3"
+    return rows
+
+
+def check_formats(case: Case) -> None:
+    """Refuse options that the model or GPU cannot have.
 
     Raises:
-        UsageError: an option that this model or GPU cannot have.
+        UsageError: Gaudi's fp8_inc, a 16-bit type that is not the model's, nvfp4 where no kernel has it.
     """
-    native = asked.native
-    for role, option in asked.chosen.items():
+    native = DTYPES[case.spec.native_dtype]
+    for role, option in case.chosen.items():
         if option == "fp8_inc":
             raise UsageError("no backend of vLLM itself stores fp8_inc: it is Gaudi's, out of tree", "use fp8")
-        plain = {"bfloat16": "bf16", "float16": "fp16"}.get(option, native)
-        if plain != native:
+        if {"bfloat16": "bf16", "float16": "fp16"}.get(option, native) != native:
             raise UsageError(
                 f"vLLM stores {role} as {option} only for a model of that dtype; this one has {native}", "use auto"
             )
-    if asked.chosen.get("k") in NVFP4:
-        _check_nvfp4(asked)
-    adapted = _latents(asked) if "latent" in asked.chosen else asked
-    dense = not any(isinstance(g, StateGroup) for g in asked.spec.layer_groups)
-    if dense and asked.chosen.get("k") in FOUR_BIT_DENSE:
-        adapted = replace(adapted, skips=(f"first=2:{native}", f"last=2:{native}"))
-    return adapted
-
-
-def _check_nvfp4(asked: Adapting) -> None:
-    """Refuse what FlashInfer's nvfp4 kernels do not have (flashinfer.py:652-690)."""
-    groups = [g for g in asked.spec.layer_groups if isinstance(g, AttentionGroup)]
+    groups = [g for g in case.spec.layer_groups if isinstance(g, AttentionGroup)]
+    if case.chosen.get("k") not in NVFP4:
+        return
+    # FlashInfer's kernels (flashinfer.py:652-690).
     if any(g.k_dim != g.v_dim for g in groups):
         raise UsageError("vLLM stores nvfp4 only where K and V have the same head_dim", "use fp8")
-    blackwell = asked.capability is None or asked.capability[0] in (10, 11)
+    blackwell = case.capability is None or case.capability[0] in (10, 11)
     if not blackwell and any(g.k_dim == 64 or g.sinks for g in groups):
         raise UsageError("vLLM has nvfp4 with head_dim 64 or attention sinks on SM100 only", "use fp8")
-
-
-def _latents(asked: Adapting) -> Adapting:
-    """Rows of sparse MLA and of DeepSeek-V4 as their backend stores them."""
-    try:
-        kind = model_kind(asked.spec)
-    except UnsupportedError:
-        # The engine itself says so when it lays out the cache.
-        return asked
-    option, spelled, chosen = asked.chosen["latent"], dict(asked.spelled), dict(asked.chosen)
-    if kind == "v4":
-        spelled["latent"] = V4_ROWS
-    elif kind == "sparse":
-        blackwell = asked.capability is not None and asked.capability[0] in (10, 11)
-        if option == "auto" and blackwell and normal(asked.spec.model_type) in FP8_BY_DEFAULT:
-            option = chosen["latent"] = "fp8"
-            spelled["latent"] = "fp8_e4m3"
-        backend = choose_backend(kind, option, asked.capability, asked.options["attention_backend"])
-        rewritten = backend == "FLASHMLA_SPARSE" and option in E4M3
-        if rewritten or (backend == "FLASHINFER_MLA_SPARSE_SM120" and option in E4M3 | {"auto"}):
-            spelled["latent"] = chosen["latent"] = "fp8_ds_mla"
-    return replace(asked, spelled=spelled, chosen=chosen)

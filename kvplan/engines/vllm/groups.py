@@ -177,6 +177,8 @@ def page_groups(layers: Sequence[Layers], near_equal: Fraction | None, block_out
     try:
         return _equal_groups(unified(present), near_equal)
     except UsageError:
+        if {MLA, SLIDING} - {m.spec.kind for m in present}:
+            raise
         # MLA beside a window whose page does not fit: the window is kept in full (:819).
         return [Bucket(tuple(promoted(present)))]
 

@@ -12,6 +12,7 @@ from kvplan.engines.vllm.backends import (
     choose_backend,
     default_block,
     kernel_blocks,
+    resolved_dtype,
 )
 from kvplan.engines.vllm.blocks import (
     CHUNKED,
@@ -140,7 +141,8 @@ def _backends(case: Case, kind: str) -> dict[str, str]:
     asked = case.options["attention_backend"]
     found = {}
     if kind in ("mla", "sparse", "v4"):
-        found[kind] = choose_backend(kind, case.chosen["latent"], case.capability, asked)
+        dtype = resolved_dtype(case.spec.model_type, case.chosen["latent"], case.capability)
+        found[kind] = choose_backend(kind, dtype, case.capability, asked)
         asked = None
     if kind and "k" in case.chosen:
         found["attention"] = choose_backend("attention", case.chosen["k"], case.capability, asked)

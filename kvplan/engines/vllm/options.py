@@ -149,11 +149,14 @@ def _batched_default(case: Case) -> tuple[int, str]:
     if case.memory_bytes is None:
         text = "No GPU is named: max_num_batched_tokens 8192, as on GPUs of 70 to 160 GiB, is assumed."
         return 8192, text if windowed else ""
-    if case.memory_bytes >= 160 * GIB:
-        return 16384, ""
-    if case.memory_bytes >= 70 * GIB and case.capability not in ((8, 0), (12, 1)):
-        return 8192, ""
-    return 2048, ""
+    return default_batched_tokens(case.memory_bytes, case.capability), ""
+
+
+def default_batched_tokens(memory_bytes: int, capability: tuple[int, int] | None) -> int:
+    """max_num_batched_tokens of `vllm serve` by the GPU's memory; the A100 and GB10 have the small one."""
+    if memory_bytes >= 160 * GIB:
+        return 16384
+    return 8192 if memory_bytes >= 70 * GIB and capability not in ((8, 0), (12, 1)) else 2048
 
 
 def _state_mode(case: Case, rules: Rules, speculative: int, notes: list[str]) -> StateMode:
