@@ -195,3 +195,12 @@ def test_models_without_a_rule_say_so(model: str) -> None:
 
     with pytest.raises(UnsupportedError, match="no rule"):
         cache(load_model(model), context=100)
+
+
+def test_deepseek_v4_is_known_from_0_26_on() -> None:
+    from kvplan.specs.load import load_model
+
+    spec = load_model("deepseek-v4-flash")
+    assert cache(spec, context=100, engine_version="0.26").page_size == 256
+    with pytest.raises(UnsupportedError, match="DeepSeek-V4 in vLLM"):
+        cache(spec, context=100, engine_version="0.21")

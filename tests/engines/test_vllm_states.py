@@ -14,7 +14,7 @@ from kvplan.specs.states import Mamba2State
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from vllm_specs import GDN, MAMBA, cache, hybrid, kv, latent, make, shown, state
+from vllm_specs import GDN, MAMBA, attention, cache, hybrid, kv, latent, make, shown, state
 
 STATE = 32 * 128 * 128
 CONV = 3 * (2 * 16 * 128 + 32 * 128)
@@ -139,7 +139,13 @@ def test_a_model_of_states_only_has_one_group() -> None:
 def test_states_that_vllm_has_no_rule_for() -> None:
     with pytest.raises(UnsupportedError, match="rwkv7"):
         cache(load_model("rwkv7-g1j-1.5b"), context=100)
+    mixed = make(
+        3, state([0], GDN), attention([1], 2, 256, name="full"),
+        attention([2], 4, 256, name="wide", retain={"window": 64}),
+    )  # fmt: skip
     with pytest.raises(UnsupportedError, match="block-outermost"):
-        cache(hybrid(), "kv_cache_layout=BLHNC", context=100)
+        cache(mixed, "kv_cache_layout=BLHNC", context=100)
+    # Pages of one size are grouped as elsewhere.
+    assert cache(hybrid(), "kv_cache_layout=BLHNC", context=100).pool.block_bytes() == 576 * TOKEN
     with pytest.raises(UsageError, match="hybrid KV cache manager"):
         cache(hybrid(), "disable_hybrid_kv_cache_manager=on", context=100)

@@ -39,6 +39,8 @@ CLASSES = {
     "mamba": "MambaSpec", "full_attention": "FullAttentionSpec", "sliding_window": "SlidingWindowSpec",
     "mla_attention": "MLAAttentionSpec", "chunked_local_attention": "ChunkedLocalAttentionSpec",
 }  # fmt: skip
+STATES = ("aligned_attention_block_size", "mamba_page_size_padded", "mamba_unpadded_bytes")
+"""Inputs of a hybrid's record that its generator took from vLLM: the engine must find them."""
 ROPE = 64
 """Rope channels of an MLA row, of which a record gives only the whole width."""
 RAW = {1: "fp8_e4m3", 2: "bf16", 4: "fp32"}
@@ -204,18 +206,20 @@ def _with_query_heads(spec: ModelSpec, tp: int) -> ModelSpec:
 
 
 def _model(record: dict[str, Any]) -> Outcome:
+    """A whole model: what the planner said, and what the record says of its states."""
     i, expected = record["inputs"], record["outputs"]
-    caches = _model_caches(i)
     if "error" in expected:
-        return _refused(record, caches)
+        return _refused(record)
+    states = {key: i[key] for key in STATES if key in i}
 
     def compute() -> dict[str, Any]:
-        found = _pool(caches, i["available_bytes"], i["max_model_len"])
-        return {key: value for key, value in found.items() if key in expected}
+        caches = _model_caches(i)
+        found = _pool(caches, i["available_bytes"], i["max_model_len"]) | (_states(caches[0]) if states else {})
+        return {key: value for key, value in found.items() if key in wanted}
 
-    compared = {key: value for key, value in expected.items() if key != "max_model_len_after"}
-    made = figures(record["id"], compared, compute)
-    return made if "n_attn" not in i or made.verdict != EQUAL else _hybrid(record, caches[0])
+    # The length after planning is the length asked for: none of these lets vLLM choose it.
+    wanted = {key: value for key, value in expected.items() if key != "max_model_len_after"} | states
+    return figures(record["id"], wanted, compute)
 
 
 def _model_caches(i: dict[str, Any]) -> list[VllmCache]:
@@ -263,22 +267,15 @@ def _pool(caches: list[VllmCache], available: list[int], length: int) -> dict[st
     }
 
 
-def _hybrid(record: dict[str, Any], cache: VllmCache) -> Outcome:
-    """The same record with what it says about states."""
-    i = record["inputs"]
+def _states(cache: VllmCache) -> dict[str, Any]:
     state = next(m.spec for m in cache.declared.layers if m.spec.kind == "mamba")
-    found = {
-        "aligned_attention_block_size": cache.declared.block_size,
-        "mamba_page_size_padded": state.page_bytes,
-        "mamba_unpadded_bytes": state.unpadded,
-    }
-    return figures(record["id"], {key: i[key] for key in found}, lambda: found)
+    return dict(zip(STATES, (cache.declared.block_size, state.page_bytes, state.unpadded), strict=True))
 
 
-def _refused(record: dict[str, Any], caches: list[VllmCache]) -> Outcome:
+def _refused(record: dict[str, Any]) -> Outcome:
     """A pool too small for one request: refused with vLLM's own numbers."""
     i, message = record["inputs"], record["outputs"]["message"]
-    made = refusal(record["id"], message, lambda: caches[0].pool.check(i["available_bytes"]))
+    made = refusal(record["id"], message, lambda: _model_caches(i)[0].pool.check(i["available_bytes"]))
     same = made.verdict == EQUAL and message.startswith(made.found)
     return made if same else replace(made, verdict=DIFFERENT)
 

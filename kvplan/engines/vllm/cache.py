@@ -15,14 +15,14 @@ from kvplan.engines.vllm.blocks import (
     held_rows,
     request_blocks,
 )
+from kvplan.engines.vllm.buckets import Bucket, Layers
 from kvplan.engines.vllm.formats import check_formats
-from kvplan.engines.vllm.groups import Bucket, Layers, page_groups, promoted
+from kvplan.engines.vllm.groups import page_groups, promoted
 from kvplan.engines.vllm.layers import Declared, declare
 from kvplan.engines.vllm.options import settings_of
 from kvplan.engines.vllm.pool import UTILS, Pool
 from kvplan.engines.vllm.states import STATE_BACKENDS
 from kvplan.engines.vllm.versions import PLANNING, rules_of
-from kvplan.errors import UnsupportedError
 from kvplan.memory.groups import CacheGroup
 from kvplan.memory.parts import Part
 
@@ -44,10 +44,6 @@ class VllmCache(EngineCache):
         declared = declare(case, settings)
         block_outer = _block_outer(case, declared)
         layers = list(declared.layers) if settings.hybrid else promoted(declared.layers)
-        if block_outer and any(m.spec.kind == MAMBA for m in layers) and len(layers) > 1:
-            raise UnsupportedError(
-                "kvplan has no rule for states in a block-outermost layout of vLLM", "leave kv_cache_layout out"
-            )
         self.case, self.declared, self.settings = case, declared, settings
         self.page_size = declared.block_size
         self.notes = declared.notes

@@ -25,7 +25,8 @@ from kvplan.engines.vllm.blocks import (
     layer_spec,
     state_spec,
 )
-from kvplan.engines.vllm.groups import Layers
+from kvplan.engines.vllm.buckets import Layers
+from kvplan.engines.vllm.deepseek_v4 import check_version, v4_spec
 from kvplan.engines.vllm.options import Settings
 from kvplan.engines.vllm.states import (
     aligned_block,
@@ -36,8 +37,6 @@ from kvplan.engines.vllm.states import (
     state_storages,
 )
 from kvplan.errors import UnsupportedError
-from kvplan.formats.grammar import Format
-from kvplan.formats.grid import Tensor, bind
 from kvplan.formats.layout import Layout
 from kvplan.memory.groups import DTYPES, CacheGroup
 from kvplan.specs.groups import LatentGroup, StateGroup
@@ -47,11 +46,6 @@ if TYPE_CHECKING:
     from kvplan.specs.groups import LayerGroup
     from kvplan.specs.model import ModelSpec
 
-V4_ALIGNMENT = 576
-"""Bytes that pages of DeepSeek-V4 are rounded up to (FLASHMLA_SPARSE, TMA stride)."""
-V4_WINDOW_BLOCK = 64
-V4_RING_BLOCKS = {8: 4, 128: 8}
-"""Rows of a compressor's state to tokens of its blocks (vllm-project/vllm#54703)."""
 MLA_LEAST_BLOCK = 128
 """Of a hybrid with MLA (platforms/interface.py:940-1137)."""
 
@@ -113,6 +107,8 @@ def declare(case: Case, settings: Settings) -> Declared:
         UsageError: what vLLM refuses; UnsupportedError: what kvplan has no rule for.
     """
     kind = model_kind(case.spec)
+    if kind == "v4":
+        check_version(case.version)
     backends = _backends(case, kind)
     notes = list(settings.notes)
     if case.capability is None and backends:
@@ -201,7 +197,7 @@ def _layer_spec(
         return _state_spec(case, settings, state, block, bool(backends))
     declared = spec_group(case.spec, group.name)
     if kind == "v4":
-        return _v4_spec(case, group, declared, block)
+        return v4_spec(group, declared, block, case)
     latent = group.role in ("latent", "index")
     full, window = (MLA, SLIDING_MLA) if latent else (FULL, SLIDING)
     name = {"all": full, "window": window, "chunk": CHUNKED, "encoder": CROSS}.get(group.law.law)
@@ -235,18 +231,3 @@ def _state_spec(case: Case, settings: Settings, layout: Layout, block: int, atte
     token = max((g.layout.page_bytes(1) for g in case.groups if g.role in ("kv", "latent")), default=0)
     tokens = case.context if settings.mode.mode == "none" else block
     return state_spec(layout, tokens, state_blocks(settings.mode), block * token if attention else 0)
-
-
-def _v4_spec(case: Case, group: CacheGroup, declared: LayerGroup, block: int) -> LayerSpec:
-    """DeepSeek-V4: rows and index keys in blocks of 256 tokens, windows and compressor states in small ones."""
-    assert isinstance(declared, LatentGroup)
-    layout, law = group.layout, group.law
-    if law.law == "all":
-        return layer_spec(MLA, layout, law, block, ranks=case.sharding.dcp, page_alignment=V4_ALIGNMENT)
-    size = V4_WINDOW_BLOCK
-    if law.law == "ring":
-        if law.limit not in V4_RING_BLOCKS:
-            raise UnsupportedError(f"kvplan has no rule for group {group.name} in vLLM", "plan without --engine")
-        size, number = V4_RING_BLOCKS[law.limit], DTYPES[declared.dtype or case.spec.native_dtype]
-        layout = bind((Tensor("latent", Format(number), declared.nope_dim),), 1, number)
-    return layer_spec(SLIDING_MLA, layout, law, size, limit=law.limit, page_alignment=V4_ALIGNMENT)

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvplan.engines.vllm.blocks import request_blocks
-from kvplan.engines.vllm.groups import Bucket, bytes_per_block
+from kvplan.engines.vllm.buckets import Bucket
+from kvplan.engines.vllm.groups import bytes_per_block
 from kvplan.engines.vllm.versions import PROJECT, Rules
 from kvplan.errors import UsageError
 from kvplan.units import GIB, cdiv
