@@ -45,6 +45,15 @@ def test_every_value_of_the_flag_is_declared() -> None:
     assert all(f.source for f in ENGINE.formats) and all(o.source for o in ENGINE.options)
 
 
+def test_gpus_of_a_format() -> None:
+    """From the backends that take it: any GPU where Triton does."""
+    gpus = {f.option: f.capabilities for f in ENGINE.formats}
+    assert gpus["auto"] == gpus["fp8"] == gpus["turboquant_k8v4"] == ()
+    assert gpus["nvfp4"] == (((8, 0), (12, 1)),)
+    assert gpus["nvfp4_4over6"] == gpus["nvfp4_ds_mla"] == (((10, 0), (11, 9)),)
+    assert gpus["fp8_ds_mla"] == (((9, 0), (9, 9)), ((10, 0), (11, 9)), ((12, 0), (12, 9)))
+
+
 def test_turboquant_skips_layers_of_dense_models_only() -> None:
     """28 layers x 34,304 + 4 x 131,072 bytes in blocks of 32 tokens: 46,400 bytes a token (facts, section 4)."""
     dense = make(32, attention("rest", 8, 128))

@@ -48,8 +48,11 @@ def _versions(record: dict[str, Any]) -> list[str]:
     number, month = re.search(r"0\.\d+(\.\d+)?", text), re.search(r"(20\d\d)-(\d\d)", text)
     if number:
         asked = number_of(number[0])
-        older = [n for n in known if number_of(n)[: len(asked)] <= asked]
-        return [older[0] if older else known[-1]]
+        same = [n for n in known if number_of(n)[: len(asked)] == asked]
+        older = [n for n in known if number_of(n)[: len(asked)] < asked]
+        newer = [n for n in known if number_of(n)[: len(asked)] > asked]
+        # A version between two covered ones has the rules of one or of the other.
+        return same or older[:1] + newer[-1:]
     if month:
         date = (int(month[1]), int(month[2]))
         # The meaning of the printed figure changed within one month, so both sides of a change are asked.

@@ -102,6 +102,18 @@ INDEXER_BLOCK = 64
 """Kernel block of the DSA indexer (DEEPSEEK_V32_INDEXER)."""
 
 
+def gpus_with(dtype: str) -> tuple[Range, ...]:
+    """Inclusive ranges of compute capability on which some backend stores a dtype; empty: any, or not on CUDA."""
+    found = set()
+    # DeepSeek-V4 has its own rows whatever the option, so its backend says nothing of the option's.
+    for b in (b for b in BACKENDS.values() if dtype in b.dtypes and not b.platform and b.kind != "v4"):
+        for runs in b.capabilities:
+            for takes in b.dtypes[dtype]:
+                both = (max(runs[0], takes[0]), min(runs[1], takes[1]))
+                found |= {both} if both[0] <= both[1] else set()
+    return () if ANY in found else tuple(sorted(found))
+
+
 def resolved_dtype(model_type: str | None, option: str, capability: Capability | None) -> str:
     """The cache dtype that an option means: `auto` is fp8 for sparse GLM models on SM100 (models/config.py:90-146)."""
     blackwell = capability is not None and capability[0] in (10, 11)

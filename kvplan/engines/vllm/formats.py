@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvplan.engines.shared.types import NATIVE, EngineFormat
-from kvplan.engines.vllm.backends import BACKENDS, E4M3, TURBOQUANT, choose_backend, resolved_dtype
+from kvplan.engines.vllm.backends import BACKENDS, E4M3, TURBOQUANT, choose_backend, gpus_with, resolved_dtype
 from kvplan.engines.vllm.layers import model_kind
 from kvplan.engines.vllm.versions import PROJECT
 from kvplan.errors import UnsupportedError, UsageError
@@ -36,7 +36,7 @@ def _slot(option: str, spelled: str, nbytes: int, since: str) -> EngineFormat:
     )  # fmt: skip
 
 
-FORMATS = (
+_FORMATS = (
     EngineFormat(option="auto", k=NATIVE, v=NATIVE, latent=NATIVE, index=INDEX, nbytes=512, source=CACHE),
     EngineFormat(
         option="bfloat16", k="bf16", v="bf16", latent="bf16", index=INDEX, nbytes=512,
@@ -102,13 +102,9 @@ FORMATS = (
         source=PROJECT + "v1/attention/backends/flashinfer.py:652-690",
     ),
 )  # fmt: skip
+FORMATS = tuple(replace(f, capabilities=gpus_with(f.option)) for f in _FORMATS)
 FOUR_BIT_DENSE = TURBOQUANT | {"ultraquant_4bit"}
 """Options for which vLLM keeps the first and last two layers of dense models in the model's own dtype."""
-
-
-NVFP4 = frozenset({"nvfp4", "nvfp4_4over6"})
-FP8_BY_DEFAULT = ("glmmoedsa",)
-"""Sparse MLA architectures whose `auto` is fp8 on SM100 (models/config.py:90-146)."""
 
 
 NVFP4 = frozenset({"nvfp4", "nvfp4_4over6"})
