@@ -187,6 +187,8 @@ class Engine:
             Raises UsageError where the engine refuses the combination, UnsupportedError where kvplan has no rule yet.
         apart: whether K and V are chosen each from `formats`.
         page_option: the option that `--page-size` sets; None: the engine has no page size to set.
+        respell: from (spelling by role, the engine's option by role, engine options) to spellings, where other options
+            than the cache dtype change what a row looks like, such as a group size.
     """
 
     name: str
@@ -199,3 +201,4 @@ class Engine:
     cache: Callable[[Case], EngineCache]
     apart: bool = False
     page_option: str | None = None
+    respell: Callable[[Mapping[str, str], Mapping[str, str], Mapping[str, Any]], dict[str, str]] | None = None
