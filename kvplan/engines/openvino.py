@@ -74,7 +74,7 @@ def _cpu_row(role: str, option: str, options: Mapping[str, Any]) -> str:
 class OpenVinoCache(PagedCache):
     """As many blocks in every layer; a partly filled block is quantised at once, without recent rows in 16 bit."""
 
-    notes = ("OpenVINO gives every layer as many blocks, so windowed layers keep all rows.",)
+    notes: tuple[str, ...] = ("OpenVINO gives every layer as many blocks, so windowed layers keep all rows.",)
 
     def __init__(self, case: Case) -> None:
         device = case.options["device"]

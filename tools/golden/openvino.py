@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import synthetic
+
 from golden.common import Outcome, figures, refusal
 from kvplan.plan import PlanRequest, make_plan
 from kvplan.plan.types import EngineSummary
@@ -72,7 +73,7 @@ def _blocks(record: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
     summary = _engine(synthetic.make(layers, _group(record)), given)
     found: dict[str, Any] = {}
     for figure in summary.figures:
-        group, colon, what = figure.name.partition(": ")
+        _, colon, what = figure.name.partition(": ")
         if not colon:
             found[figure.name] = figure.value
             continue
