@@ -39,6 +39,11 @@ _SMALL_BLOCKS = "0.7.0"
 """The oldest version seen with blocks of 64 tokens; older logs have 128, and print a block's size in whole MB."""
 
 
+SHARED_WIDTH = 576
+"""Channels of the one kind of head whose plane serves K and V."""
+_HINT = "plan without --engine"
+
+
 class TurboMindCache(PagedCache):
     """One block of all layers for every 64 tokens, windowed layers included; one state of each linear layer."""
 
@@ -90,14 +95,20 @@ def cache(case: Case) -> EngineCache:
 
     Raises:
         UsageError: a block of no tokens.
-        UnsupportedError: index keys, encoder rows, strided rows, and states other than a gated DeltaNet's.
+        UnsupportedError: index keys, encoder and strided rows, latents of another width, other states than a gated
+            DeltaNet's.
     """
     check_scope(case, _TITLE, ("kv", "latent", "state"), pp=False, mtp=False)
     for group in case.groups:
         if group.role == "state":
             spec = case.spec.group(group.name)
             if spec.kind != "state" or spec.state.type != "gated_deltanet":
-                raise UnsupportedError(f"kvplan has no rule for the states of {group.name} in {_TITLE}", "plan without")
+                raise UnsupportedError(f"kvplan has no rule for the states of {group.name} in {_TITLE}", _HINT)
+        if group.role == "latent" and group.layout.tensor("latent").dim != SHARED_WIDTH:
+            raise UnsupportedError(
+                f"TurboMind shares one plane for latents of {SHARED_WIDTH} channels; kvplan has no rule for others",
+                _HINT,
+            )
     return TurboMindCache(case)
 
 

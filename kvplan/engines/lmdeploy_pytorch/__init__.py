@@ -14,6 +14,7 @@ from kvplan.engines.lmdeploy_pytorch.rules import (
     EXECUTOR,
     MESSAGES,
     SCHEMA,
+    STATES,
     TITLE,
     WINDOW,
 )
@@ -29,6 +30,8 @@ from kvplan.engines.shared.types import (
     EngineVersion,
 )
 from kvplan.errors import UnsupportedError, UsageError
+
+_HINT = "plan without --engine"
 
 
 def respell(spelled: Mapping[str, str], chosen: Mapping[str, str], options: Mapping[str, Any]) -> dict[str, str]:
@@ -46,16 +49,16 @@ def respell(spelled: Mapping[str, str], chosen: Mapping[str, str], options: Mapp
 
 
 def _check_layers(case: Case) -> None:
-    """One shape of K and V for all layers, and states of a gated DeltaNet only."""
+    """One shape of K and V for all layers, none that reads another's, and states of a gated DeltaNet only."""
+    if any(g.kind == "none" and g.reads for g in case.spec.layer_groups):
+        raise UnsupportedError(f"kvplan has no rule for layers without a cache of their own in {TITLE}", _HINT)
     shapes = {(g.layout.heads, g.layout.tensors) for g in case.groups if g.role in ("kv", "latent")}
     if len(shapes) > 1:
-        raise UnsupportedError(f"kvplan has no rule for layers of several shapes in {TITLE}", "plan without --engine")
+        raise UnsupportedError(f"kvplan has no rule for layers of several shapes in {TITLE}", _HINT)
     for group in case.groups:
         spec = case.spec.group(group.name) if group.role == "state" else None
         if spec is not None and (spec.kind != "state" or spec.state.type != "gated_deltanet"):
-            raise UnsupportedError(
-                f"kvplan has no rule for the states of {group.name} in {TITLE}", "plan without --engine"
-            )
+            raise UnsupportedError(f"kvplan has no rule for the states of {group.name} in {TITLE}", _HINT)
 
 
 def cache(case: Case) -> EngineCache:
@@ -107,12 +110,14 @@ ENGINE = Engine(
                      text="Tokens of one prefill; blocks of a window are dropped only after it.", source=MESSAGES),
         EngineOption(name="max_batch_size", text="Sequences that have a state slot; default the request's.",
                      source=MESSAGES),
+        EngineOption(name="LMDEPLOY_FP32_MAMBA_SSM_DTYPE", kind=bool, default=False,
+                     text="Recurrent states in fp32 instead of 16 bit (environment).", source=STATES),
         EngineOption(name="prefix_cache_state_budget", default=0, text="State slots for prefix caching.",
                      source=EXECUTOR),
     ),
     rules=(
-        EngineRule(name="alignment", text="Payload and scales of K and of V are tensors of their own; the bytes of each in "
-                   "a kernel block of a layer are rounded up to 256.", source=SCHEMA),
+        EngineRule(name="alignment", text="Payload and scales of K and of V are four tensors; the bytes of each in a "
+                   "kernel block of a layer are rounded up to 256.", source=SCHEMA),
         EngineRule(name="latent", text="A latent has one head for K and none for V; fp8 with index keys is a record of "
                    "656 bytes, without them 576.", source=SCHEMA),
         EngineRule(name="blocks", text="One block is never handed out; heads of 512 channels and more have blocks of "

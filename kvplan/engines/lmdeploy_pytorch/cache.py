@@ -11,12 +11,13 @@ from kvplan.engines.lmdeploy_pytorch.rules import (
     RESERVED,
     STATE_SLOTS_BESIDE,
     STATES,
+    TITLE,
     WIDE_HEAD,
 )
 from kvplan.engines.shared.paged import PagedCache, engine_product, some
 from kvplan.engines.shared.slots import slots_part, stored_states
 from kvplan.engines.shared.types import Case, EngineFigure
-from kvplan.errors import UsageError
+from kvplan.errors import UnsupportedError, UsageError
 from kvplan.formats.grammar import parse_any
 from kvplan.formats.grid import Tensor, bind
 from kvplan.memory.groups import DTYPES, CacheGroup
@@ -35,9 +36,9 @@ class PyTorchCache(PagedCache):
         windows = {g.law.limit if g.law.law == "window" else 0 for g in paged}
         self._window = windows.pop() if len(windows) == 1 else 0
         if windows:
-            self.notes += ("LMDeploy keeps every row where layers have several windows (gemma, gpt-oss).",)
+            self.notes += (_several_windows(case),)
         self._states = {
-            g.name: stored_states(case, g, more_conv_rows=1, storages={"recurrent": _half(case), "conv": _half(case)})
+            g.name: stored_states(case, g, more_conv_rows=1, storages=_storages(case))
             for g in case.groups
             if g.role == "state"
         }
@@ -144,9 +145,25 @@ def _rope_dim(case: Case, group: CacheGroup) -> int:
     return spec.rope_dim if spec.kind == "latent" else 0
 
 
-def _half(case: Case) -> str:
+def _storages(case: Case) -> dict[str, str]:
     """States are bf16 on a GPU that has it, else fp16; the width is the same."""
-    return "fp16" if case.capability and case.capability < (8, 0) else "bf16"
+    half = "fp16" if case.capability and case.capability < (8, 0) else "bf16"
+    return {"recurrent": "fp32" if case.options["LMDEPLOY_FP32_MAMBA_SSM_DTYPE"] else half, "conv": half}
+
+
+def _several_windows(case: Case) -> str:
+    """Note on a model whose layers have several windows.
+
+    Raises:
+        UnsupportedError: an architecture whose configuration kvplan has not read.
+    """
+    kind = (case.spec.model_type or "").lower().translate({ord(c): None for c in "_-."})
+    if kind and not kind.startswith(("gemma", "gptoss")):
+        raise UnsupportedError(
+            f"kvplan has not read which rows {TITLE} keeps where layers of {case.spec.model_type} have several windows",
+            "plan without --engine",
+        )
+    return "LMDeploy keeps every row of gemma and gpt-oss, whose layers have several windows."
 
 
 def _block_sizes(case: Case) -> tuple[int, int]:
