@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import lcm
 from typing import Any
 
 import synthetic
@@ -38,7 +39,7 @@ def _block(record: dict[str, Any], made: dict[str, Any]) -> list[Compared]:
 
 def _figures(made: dict[str, Any], version: str) -> dict[str, Any]:
     tp, heads = made.get("tp") or 1, made["kv_heads"]
-    group = synthetic.attention(range(made["layers"]), heads, made["dk"], made.get("dv"), q_heads=_queries(heads, tp))
+    group = synthetic.attention(range(made["layers"]), heads, made["dk"], made.get("dv"), q_heads=lcm(heads, tp))
     spec = synthetic.make(made["layers"], group, native="fp16")
     request = PlanRequest(
         model=spec.id, context=made.get("session_len") or made["bs"], tp=tp, kv=str(made.get("quant_bits") or 0),
@@ -47,11 +48,6 @@ def _figures(made: dict[str, Any], version: str) -> dict[str, Any]:
     summary = make_plan(request, spec).engine
     assert summary is not None
     return {figure.name: figure.value for figure in summary.figures}
-
-
-def _queries(heads: int, tp: int) -> int:
-    """Query heads that any number of ranks shares: they change no byte of the cache."""
-    return heads if tp == 1 else sum(heads for _ in range(tp))
 
 
 def _version(printed: str | None) -> str:
