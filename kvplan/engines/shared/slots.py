@@ -27,7 +27,7 @@ def stored_states(
     Raises:
         UnsupportedError: rows of a constant ring, which are no recurrent or convolution state.
     """
-    spec = case.spec.group(group.name)
+    spec = case.spec.group(group.name.removeprefix("mtp-"))
     if spec.kind != "state":
         raise UnsupportedError(
             f"kvplan has no rule for the ring of group {group.name} in this engine", "plan without --engine"

@@ -6,7 +6,7 @@ from kvplan.breakdown import Factor, Product
 from kvplan.engines.shared.paged import PagedCache, bytes_factor, some
 from kvplan.engines.shared.slots import slots_part, stored_states
 from kvplan.engines.shared.types import Case, EngineFigure
-from kvplan.engines.trtllm.windows import layer_windows, read_shares
+from kvplan.engines.trtllm.windows import EVERY_ROW, layer_windows, read_shares
 from kvplan.memory.groups import CacheGroup
 from kvplan.memory.parts import Part
 from kvplan.memory.terms import packed_rows
@@ -39,7 +39,7 @@ class TrtLlmCache(PagedCache):
         options, notes = self.case.options, []
         if not options["max_attention_window"] and any(g.law.law == "window" for g in self.case.groups):
             notes.append("TensorRT-LLM keeps every row of windowed layers unless max_attention_window lists windows.")
-        if options["max_tokens"] and self._all_windows() > 1:
+        if options["max_tokens"] and len(self._distinct()) > 1:
             notes.append("TensorRT-LLM ignores max_tokens where layers have several windows.")
         elif options["max_tokens"] and options["max_tokens"] < self.case.context:
             notes.append(
@@ -53,8 +53,12 @@ class TrtLlmCache(PagedCache):
             )
         self.notes = tuple(notes)
 
-    def _all_windows(self) -> int:
-        return len({window for counts in self._windows.values() for window in counts})
+    def _distinct(self) -> list[int]:
+        """Windows of this rank, smallest first; none is longer than the longest sequence."""
+        return sorted({self._clamped(window) for counts in self._windows.values() for window in counts})
+
+    def _clamped(self, window: int) -> int:
+        return self.case.context if window == EVERY_ROW else min(window, self.case.context)
 
     def paged_part(self, group: CacheGroup, context: int, sequences: int) -> Part:
         """Whole blocks of the rows within each window; beyond it one more, which is in flight."""
@@ -64,7 +68,8 @@ class TrtLlmCache(PagedCache):
         needed = packed_rows(group, context)
         parts: dict[str, list[Product]] = {"allocated": [], "reserved": [], "saves": [], "padding": []}
         for window, layers in self._windows[group.name].items():
-            stored, extra = min(context, window), int(context > window)
+            extra = int(window != EVERY_ROW and context > window)
+            stored = window if extra else context
 
             def product(label: str, *factors: Factor, layers: int = layers) -> Product:
                 named = (
@@ -121,17 +126,20 @@ class TrtLlmCache(PagedCache):
             EngineFigure("bytes per token", self._token_bytes(), MANAGER + ".get_cache_bytes_per_token"),
             EngineFigure("bytes per block", block, MANAGER),
             EngineFigure("blocks per sequence", cdiv(context, self.page_size), BLOCKS),
-            EngineFigure("pools", len({(w, g.layout.heads) for g in self._growing() for w in self._windows[g.name]}),
+            EngineFigure("pools", len(self._pools()),
                          "one pool for each window and number of heads; " + MANAGER),
         ]  # fmt: skip
         if self._states:
             made.append(EngineFigure("state slots", self._slots(self.case.sequences), LINEAR))
         tokens = self.case.options["max_tokens"]
-        if tokens and self._all_windows() == 1:
+        if tokens and len(self._distinct()) == 1:
             made += self._pool(cdiv(tokens, self.page_size), "")
         if pool_bytes is not None and block:
             made += self._fitting(pool_bytes)
         return tuple(made)
+
+    def _pools(self) -> set[tuple[int, int]]:
+        return {(self._clamped(w), g.layout.heads) for g in self._growing() for w in self._windows[g.name]}
 
     def _growing(self) -> list[CacheGroup]:
         return [g for g in self.case.groups if g.role in GROWING]
@@ -142,7 +150,7 @@ class TrtLlmCache(PagedCache):
             layers * g.layout.page_bytes(1)
             for g in self._growing()
             for w, layers in self._windows[g.name].items()
-            if window is None or w == window
+            if window is None or self._clamped(w) == window
         )
 
     def _pool(self, blocks: int, suffix: str) -> list[EngineFigure]:
@@ -165,7 +173,7 @@ class TrtLlmCache(PagedCache):
             fraction = self.case.options["cross_kv_cache_fraction"]
             here = int(pool_bytes * (1 - fraction))
             made.append(EngineFigure("bytes of the cross pool", pool_bytes - here, PROJECT + "cross_kv_cache_fraction"))
-        windows = sorted({w for g in self._growing() for w in self._windows[g.name]})
+        windows = self._distinct()
         shares = read_shares(self.case.options["TRTLLM_WINDOW_SIZE_SHARES"], len(windows))
         if self._states and len(windows) == 1:
             return [*made, self._beside_states(here, windows[0])]

@@ -7,6 +7,9 @@ from fractions import Fraction
 from kvplan.engines.shared.types import Case
 from kvplan.errors import UsageError
 
+EVERY_ROW = 0
+"""The window of layers that keep every row."""
+
 
 def read_windows(text: str | None) -> tuple[int, ...]:
     """`1024,1024,32768` as numbers; empty without a list.
@@ -44,10 +47,9 @@ def read_shares(text: str | None, windows: int) -> tuple[Fraction, ...]:
 
 
 def layer_windows(case: Case) -> dict[str, dict[int, int]]:
-    """Group name to (window to number of layers) on this rank.
+    """Group name to (window to number of layers) on this rank; a window of 0 keeps every row.
 
     The list is repeated over the layers that have a cache; one as long as the whole model is cut to the stage's layers.
-    A window is at most the longest sequence, which is also what layers have without a list.
     """
     windows = read_windows(case.options["max_attention_window"])
     names = {g.name for g in case.groups if g.role in ("kv", "latent", "index")}
@@ -58,7 +60,6 @@ def layer_windows(case: Case) -> dict[str, dict[int, int]]:
     span = case.sharding.stage_layers(case.spec.layers, case.stage)
     here = [layer for layer in everywhere if layer in span]
     order = everywhere if len(windows) == len(everywhere) else here
-    longest = case.context
     made: dict[str, dict[int, int]] = {}
     for group in case.groups:
         if group.name not in names:
@@ -66,10 +67,10 @@ def layer_windows(case: Case) -> dict[str, dict[int, int]]:
         counts: dict[int, int] = {}
         layers = placed.get(group.name)
         if layers is None or not windows:
-            counts[longest] = group.layers
+            counts[EVERY_ROW] = group.layers
         else:
             for layer in (i for i in layers if i in span):
-                window = min(windows[order.index(layer) % len(windows)], longest)
+                window = windows[order.index(layer) % len(windows)]
                 counts[window] = counts.get(window, 0) + 1
         made[group.name] = counts
     return made
