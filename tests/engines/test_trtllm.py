@@ -138,7 +138,7 @@ def test_a_pool_of_max_tokens_is_rounded_up_to_blocks() -> None:
     found = figures(plan(model(), 32, 1, "max_tokens=1000"))
     assert (found["blocks"], found["tokens"]) == (32, 1024)  # ceil(1,000 / 32)
     assert found["pool bytes"] == 1024 * 4 * ROW
-    assert found["pool GiB"] == round(1024 * 4 * ROW / 2**30, 2)
+    assert found["pool GiB"] == round(1024 * 4 * ROW / 2**30, 4)
     made = plan(model(), 2000, 1, "max_tokens=1000")
     assert any("shortens" in note for note in made.notes)
 

@@ -21,13 +21,19 @@ HALF_WHOLE, HALF_THIRD_DECIMAL = 1.0, 0.0005
 
 def check(record: dict[str, Any]) -> Finding:
     """Ask for a block of the record's dimensions, and for the blocks of its longest session."""
-    compared = [c for made in record["checks"] if made["f"] == "lmdeploy_block" for c in _block(record, made)]
+    compared = [
+        c
+        for made in record["checks"]
+        if made["f"] == "lmdeploy_block" and "block_mb" in made
+        for c in _block(record, made)
+    ]
     return finding(record, compared)
 
 
 def _block(record: dict[str, Any], made: dict[str, Any]) -> list[Compared]:
     whole = bool(made.get("int_display"))
-    version = WHOLE_MB if whole else _version(record["engine_version"])
+    old = whole and not made.get("quant_bits")
+    version = WHOLE_MB if old else _version(record["engine_version"])
     found = _figures(made, version)
     half = HALF_WHOLE if whole else HALF_THIRD_DECIMAL
     compared = [rounded("block size (MB)", made["block_mb"], found["block size (MB)"], half)]

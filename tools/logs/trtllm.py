@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from math import lcm
 from typing import Any
 
 import synthetic
@@ -9,16 +11,16 @@ import synthetic
 from kvplan.errors import KvplanError
 from kvplan.plan import PlanRequest, make_plan
 from kvplan.specs.model import ModelSpec
-from logs.common import Compared, Finding, finding, rounded
+from logs.common import Compared, Finding, finding
 
 ENGINES = ("TensorRT-LLM",)
 BLOCK_TOKENS = (32, 64, 128, 16, 8, 4, 2)
 """Sizes of blocks to try where a log does not say it: 32 is the default, older engines were built with 64 or 128."""
-DTYPES = {"float32": "auto", "fp32": "auto", "auto": "auto", "bf16": "auto", "fp16": "auto", "fp8": "fp8",
-          "nvfp4": "nvfp4", "int8": "int8"}  # fmt: skip
+DTYPES = ("fp8", "nvfp4", "int8")
+"""Beginnings of the dtypes that logs name; any other is 16 bit."""
 LONGEST = 100_000_000
-TWO_DECIMALS = 0.0051
-"""Half a unit of a GiB with two decimals, for a figure that kvplan rounds to two as well."""
+TWO_DECIMALS = 0.00506
+"""Half a unit of a GiB with two decimals; kvplan's own figure has four."""
 BY_WIDTH = {1: "fp8", 0.5625: "nvfp4"}
 """Bytes of an element to the dtype that has them; 2 bytes are 16 bit."""
 LATENTS = (("fp8", False), ("auto", False), ("fp8", True), ("auto", True))
@@ -37,14 +39,22 @@ def check(record: dict[str, Any]) -> Finding:
 
 
 def _pool(record: dict[str, Any], made: dict[str, Any]) -> list[Compared]:
-    figures = _figures(record, made)
+    """The bytes of a pool; where its tokens fill no whole blocks, a log leaves open of which of both they are."""
+    answers = _answers(record, made)
+    if not answers:
+        return []
+    least, blocks = min(answers, key=lambda a: a["tokens"]), answers[0]
+    if not record["block_size"]:
+        blocks = least
     compared = []
     if "blocks" in record["printed"]:
-        compared.append(_exact("blocks", record["printed"]["blocks"], figures["blocks"]))
+        compared.append(_exact("blocks", record["printed"]["blocks"], blocks["blocks"]))
     if "bytes_printed" in made:
-        compared.append(_exact("bytes of the pool", made["bytes_printed"], figures["pool bytes"]))
+        between = least["pool bytes"], blocks["pool bytes"]
+        compared.append(Compared("bytes of the pool", made["bytes_printed"], *between))
     if "gib" in made:
-        compared.append(rounded("GiB of the pool", made["gib"], figures["pool GiB"], TWO_DECIMALS))
+        between = least["pool GiB"] - TWO_DECIMALS, blocks["pool GiB"] + TWO_DECIMALS
+        compared.append(Compared("GiB of the pool", made["gib"], *between))
     return compared
 
 
@@ -57,18 +67,16 @@ def _blocks(made: dict[str, Any]) -> list[Compared]:
     return [_exact(made["what"], made["printed"], figures["blocks per sequence"])]
 
 
-def _figures(record: dict[str, Any], made: dict[str, Any]) -> dict[str, Any]:
-    """The answer whose whole blocks hold the log's tokens with least over."""
+def _answers(record: dict[str, Any], made: dict[str, Any]) -> list[dict[str, Any]]:
+    """The engine's figures for the log's pool, by tokens of a block: the log's own first, else the default's."""
     sizes = dict.fromkeys((record["block_size"] or BLOCK_TOKENS[0], *BLOCK_TOKENS))
     latents = ((_dtype(record, made), False),) if "kv_heads" in made else _latents(made)
     answers = []
     for dtype, index in latents:
         for size in sizes:
-            try:
-                answers.append(_ask(_model(made, index), made["tokens"], size, dtype, size))
-            except KvplanError:
-                continue
-    return min(answers, key=lambda a: a["tokens"])
+            with suppress(KvplanError):
+                answers.append(_ask(_model(made, index), made["tokens"], size, dtype, size, made.get("tp") or 1))
+    return answers
 
 
 def _latents(made: dict[str, Any]) -> list[tuple[str, bool]]:
@@ -78,9 +86,9 @@ def _latents(made: dict[str, Any]) -> list[tuple[str, bool]]:
     return [kind for kind in LATENTS if rows[kind] == made.get("row_bytes")] or list(LATENTS)
 
 
-def _ask(spec: ModelSpec, tokens: int, block: int, dtype: str, context: int) -> dict[str, Any]:
+def _ask(spec: ModelSpec, tokens: int, block: int, dtype: str, context: int, tp: int = 1) -> dict[str, Any]:
     request = PlanRequest(
-        model=spec.id, context=context, kv=dtype, engine="trtllm",
+        model=spec.id, context=context, kv=dtype, engine="trtllm", tp=tp,
         engine_options=(
             f"tokens_per_block={block}", f"max_tokens={tokens}",
             f"backend={'tensorrt' if dtype == 'int8' else 'pytorch'}",
@@ -98,14 +106,16 @@ def _model(made: dict[str, Any], index: bool) -> ModelSpec:
         if index:
             groups.append(synthetic.latent(layers, 128, 0, name="index", role="index", overlay=True))
         return synthetic.make(made["layers"], *groups)
-    return synthetic.make(
-        made["layers"], synthetic.attention(layers, made["kv_heads"], made["dk"], made.get("dv")), native="fp16"
-    )
+    heads = made["kv_heads"]
+    queries = lcm(heads, made.get("tp") or 1)
+    group = synthetic.attention(layers, heads, made["dk"], made.get("dv"), q_heads=queries)
+    return synthetic.make(made["layers"], group, native="fp16")
 
 
 def _dtype(record: dict[str, Any], made: dict[str, Any]) -> str:
-    printed = (record["kv_dtype"] or "auto").split("(")[0]
-    return BY_WIDTH.get(made["bytes"], "auto") if "bytes" in made else DTYPES.get(printed, "auto")
+    if "bytes" in made:
+        return BY_WIDTH.get(made["bytes"], "auto")
+    return next((dtype for dtype in DTYPES if (record["kv_dtype"] or "").startswith(dtype)), "auto")
 
 
 def _exact(what: str, printed: float, found: float) -> Compared:

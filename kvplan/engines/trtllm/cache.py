@@ -161,7 +161,7 @@ class TrtLlmCache(PagedCache):
             EngineFigure(f"blocks{suffix}", blocks, "max_tokens in whole blocks, rounded up"),
             EngineFigure(f"tokens{suffix}", blocks * self.page_size, MANAGER),
             EngineFigure(f"pool bytes{suffix}", nbytes, MANAGER),
-            EngineFigure(f"pool GiB{suffix}", round(nbytes / GIB, 2), "as printed, to two decimals"),
+            EngineFigure(f"pool GiB{suffix}", round(nbytes / GIB, 4), "printed to two decimals"),
         ]
 
     def _fitting(self, pool_bytes: int) -> list[EngineFigure]:
