@@ -89,7 +89,7 @@ def cache(case: Case) -> EngineCache:
         UsageError: a max_seq_len that is no multiple of 256 or too small for the request.
         UnsupportedError: caches other than K and V rows, layers of several shapes, several ranks.
     """
-    check_scope(case, _TITLE, ("kv",), pp=False, mtp=False)
+    check_scope(case, _TITLE, ("kv",), pp=False, mtp=False, fp32=True)
     if case.sharding.tp > 1:
         raise UnsupportedError(f"kvplan has no rule for tensor parallelism of {_TITLE}", "plan one GPU")
     if len({g.layout.tensors for g in case.groups}) > 1 or len({g.layout.heads for g in case.groups}) > 1:

@@ -212,7 +212,7 @@ def test_what_kvplan_has_no_rule_for() -> None:
     state = synthetic.make(1, synthetic.state([0], mamba))
     for engine, spec, more in (
         (PYTORCH, shapes, {}), (PYTORCH, state, {}), (TURBOMIND, state, {}), (PYTORCH, model(), {"pp": 2}),
-        (TURBOMIND, model(), {"pp": 2}),
+        (TURBOMIND, model(), {"pp": 2}), (TURBOMIND, model(native="fp32"), {}),
     ):  # fmt: skip
         with pytest.raises(UnsupportedError):
             plan(engine, spec, 64, 1, **more)

@@ -107,7 +107,8 @@ def test_where_it_has_fp8() -> None:
 def test_what_kvplan_has_no_rule_for() -> None:
     state = synthetic.make(1, synthetic.state([0], {"type": "short_conv", "dim": 64, "conv_kernel": 3}))
     wide = synthetic.make(1, synthetic.attention([0], 8, 192, 128))
-    for spec, request in ((state, {}), (wide, {}), (model(), {"pp": 2}), (model(), {"tp": 16})):
+    single = model(native="fp32")
+    for spec, request in ((state, {}), (wide, {}), (single, {}), (model(), {"pp": 2}), (model(), {"tp": 16})):
         with pytest.raises(UnsupportedError):
             plan(spec, 64, 1, **request)
     with pytest.raises(UsageError, match="latent"):

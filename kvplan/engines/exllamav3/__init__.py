@@ -32,7 +32,7 @@ def cache(case: Case) -> EngineCache:
         UsageError: a cache size that is no multiple of 256 or too small for the request.
         UnsupportedError: encoder and strided rows, rings, other states, states or rings on several ranks.
     """
-    check_scope(case, _TITLE, ("kv", "latent", "index", "state"), mtp=False, pp=False)
+    check_scope(case, _TITLE, ("kv", "latent", "index", "state"), mtp=False, pp=False, fp32=True)
     for group in case.groups:
         spec = case.spec.group(group.name)
         if spec.kind == "state" and (spec.state.type not in _STATES or case.sharding.attention_tp > 1):

@@ -34,7 +34,7 @@ def cache(case: Case) -> EngineCache:
         UsageError: a block size, window list or dtype that TensorRT-LLM refuses.
         UnsupportedError: strided rows and rings, windows or states under the second manager.
     """
-    check_scope(case, _TITLE, ("kv", "latent", "index", "cross", "state"))
+    check_scope(case, _TITLE, ("kv", "latent", "index", "cross", "state"), fp32=True)
     options = case.options
     tokens = options["tokens_per_block"]
     if tokens < 2 or tokens & (tokens - 1):
