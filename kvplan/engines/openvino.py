@@ -1,7 +1,7 @@
 """OpenVINO GenAI: one tensor of blocks per layer for K and one for V, scales inside the blocks.
 
 Sources: the CPU plugin of OpenVINO 2026.4.1, whose compiled shapes were measured; openvino.genai, read; the GPU plugin
-through excerpts only.
+through excerpts only, of which kvplan takes f16 and i8.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from kvplan.memory.terms import logical_terms
 
 _MEASURED = "OpenVINO 2026.4.1, CPU plugin: shapes of the compiled model's key_cache.* and value_cache.* inputs"
 _GENAI = "openvino.genai git da1db86, src/cpp/src/continuous_batching/cache/kv_cache_manager.hpp"
-_GPU = "OpenVINO, intel_gpu plugin: scale and zero point in the input's precision after each token row (excerpts read)"
+_GPU = "OpenVINO, intel_gpu plugin: i8 with a scale and a zero in f16 for each token or channel (excerpts read)"
 
 BLOCK_SIZES = {"CPU": 32, "GPU": 16}
 """Device to tokens per block."""
 XATTENTION_BLOCK = 256
 ELEMENTS = {"int8": "u8", "int4": "u4", "bf16": "bf16", "fp16": "f16", "fp32": "f32"}
-"""Stored number to OpenVINO's name of the element type."""
+"""Stored number to the CPU plugin's name of the element type."""
 _QUANTISED = {"u8": "int8", "u4": "int4"}
 
 
@@ -46,7 +46,7 @@ def respell(spelled: Mapping[str, str], chosen: Mapping[str, str], options: Mapp
         UnsupportedError: rows that kvplan has not read for that device or precision.
     """
     if options["device"] == "GPU":
-        return dict(spelled)
+        return {role: _gpu_row(role, row, options) for role, row in spelled.items()}
     if options["EXECUTION_MODE_HINT"] == "ACCURACY":
         return dict.fromkeys(spelled, "fp32")
     infers = options["INFERENCE_PRECISION_HINT"]
@@ -58,6 +58,18 @@ def respell(spelled: Mapping[str, str], chosen: Mapping[str, str], options: Mapp
             )
         made[role] = _cpu_row(role, option, options) or ("bf16" if infers == "bf16" else "fp32")
     return made
+
+
+def _gpu_row(role: str, row: str, options: Mapping[str, Any]) -> str:
+    """Scales of i8 K behind each token, or as further rows of a block; V has them behind each token."""
+    if role != "k" or not row.startswith("int8") or options["KEY_CACHE_QUANT_MODE"] != "BY_CHANNEL":
+        return row
+    return f"int8:channel/{_block_tokens(options)},asym,pack=page"
+
+
+def _block_tokens(options: Mapping[str, Any]) -> int:
+    sparse = options["device"] == "GPU" and options["use_sparse_attention"]
+    return XATTENTION_BLOCK if sparse else BLOCK_SIZES[options["device"]]
 
 
 def _cpu_row(role: str, option: str, options: Mapping[str, Any]) -> str:
@@ -78,14 +90,15 @@ class OpenVinoCache(PagedCache):
 
     def __init__(self, case: Case) -> None:
         device = case.options["device"]
-        sparse = device == "GPU" and case.options["use_sparse_attention"]
-        super().__init__(case, XATTENTION_BLOCK if sparse else BLOCK_SIZES[device], _GENAI)
+        super().__init__(case, _block_tokens(case.options), _GENAI)
         if not any(g.law.law == "window" for g in case.groups):
             self.notes = ()
         if device == "CPU" and "f16" in case.chosen.values() and case.options["EXECUTION_MODE_HINT"] != "ACCURACY":
             self.notes += ("A CPU with bf16 stores rows of the default precision f16 as bf16.",)
         if device == "GPU":
             self.notes += ("The GPU plugin chooses its own default precision: set KV_CACHE_PRECISION to be sure.",)
+        if "i8" in case.chosen.values() and case.options["KEY_CACHE_QUANT_MODE"] == "AUTO":
+            self.notes += ("kvplan takes i8 keys by token; a GPU plugin may choose BY_CHANNEL: set it to be sure.",)
 
     def rows(self, group: CacheGroup, context: int) -> int:
         """All rows, also of windows and chunks."""
@@ -118,9 +131,12 @@ class OpenVinoCache(PagedCache):
             plane = group.layout.plane(role, "codes")
             nbytes = plane.page_bytes(self.page_size, group.layout.heads)
             prefix = f"{group.name}: {name}"
+            if self.case.options["device"] == "CPU":  # a GPU orders the axes of keys in ways of its own
+                made += [
+                    EngineFigure(f"{prefix} shape", self._shape(group, role, nbytes), _MEASURED),
+                    EngineFigure(f"{prefix} element", ELEMENTS[group.layout.tensor(role).number], _MEASURED),
+                ]
             made += [
-                EngineFigure(f"{prefix} shape", self._shape(group, role, nbytes), _MEASURED),
-                EngineFigure(f"{prefix} element", ELEMENTS[group.layout.tensor(role).number], _MEASURED),
                 EngineFigure(f"{prefix} bytes per block", nbytes, _MEASURED),
                 EngineFigure(f"{prefix} booked bytes per block", self._booked(group, plane), _GENAI),
             ]
@@ -168,8 +184,6 @@ def _check_precision(case: Case) -> None:
             raise UnsupportedError(
                 f"kvplan has not read how the GPU plugin of OpenVINO stores {min(left)}", "give --kv f16 or --kv i8"
             )
-        if options["KEY_CACHE_QUANT_MODE"] == "BY_CHANNEL" and "i8" in chosen:
-            raise UnsupportedError("kvplan has no rule for i8 by channel on OpenVINO's GPU plugin", "use BY_TOKEN")
         return
     if "i8" in chosen:
         raise UsageError(
@@ -210,7 +224,8 @@ ENGINE = Engine(
         EngineOption(name="use_sparse_attention", kind=bool, default=False,
                      text="XAttention on the GPU, with blocks of 256 tokens.", source=_GENAI),
         EngineOption(name="KEY_CACHE_QUANT_MODE", kind=str, default="AUTO", choices=("AUTO", "BY_CHANNEL", "BY_TOKEN"),
-                     text="Scales of quantised K: of a channel over a block (AUTO on the CPU), or of a token.",
+                     text="Scales of quantised K: of a channel over a block (AUTO on the CPU), or of a token "
+                     "(taken for AUTO on a GPU).",
                      source=_MEASURED),
         EngineOption(name="KEY_CACHE_GROUP_SIZE", default=0,
                      text="Channels that share a scale of K by token; 0: all of a head.", source=_MEASURED),

@@ -65,11 +65,6 @@ def figures(made: Plan) -> dict[str, Any]:
          2 * 32 * 8 * 128 * 4),
         (("EXECUTION_MODE_HINT=ACCURACY",), {"kv": "f32"}, "[?,8,32,128] f32", "[?,8,32,128] f32",
          2 * 32 * 8 * 128 * 4),
-        (("device=GPU",), {}, "[?,8,16,128] f16", "[?,8,16,128] f16", 2 * 16 * 8 * 128 * 2),
-        (("device=GPU", "use_sparse_attention=on"), {}, "[?,8,256,128] f16", "[?,8,256,128] f16",
-         2 * 256 * 8 * 128 * 2),
-        # Scale and zero in f16 behind each row.
-        (("device=GPU",), {"kv": "i8"}, "[?,8,16,132] u8", "[?,8,16,132] u8", 2 * 16 * 8 * 132),
     ],
 )  # fmt: skip
 def test_a_block(options: tuple[str, ...], request_: dict[str, str], k: str, v: str, nbytes: int) -> None:
@@ -79,6 +74,23 @@ def test_a_block(options: tuple[str, ...], request_: dict[str, str], k: str, v: 
         assert found[f"attention: {tensor} shape"] == shape
         assert found[f"attention: {tensor} element"] == element
     assert found["bytes per block"] == LAYERS * nbytes
+
+
+@pytest.mark.parametrize(
+    ("options", "kv", "nbytes"),
+    [
+        ((), "f16", 2 * 16 * 8 * 128 * 2),
+        (("use_sparse_attention=on",), "f16", 2 * 256 * 8 * 128 * 2),
+        # Scale and zero in f16: behind each row, or four more rows of a block of keys.
+        ((), "i8", 2 * 16 * 8 * 132),
+        (("KEY_CACHE_QUANT_MODE=BY_CHANNEL",), "i8", 8 * (20 * 128 + 16 * 132)),
+        (("KEY_CACHE_QUANT_MODE=BY_CHANNEL", "use_sparse_attention=on"), "i8", 8 * (260 * 128 + 256 * 132)),
+    ],
+)
+def test_a_block_of_a_gpu(options: tuple[str, ...], kv: str, nbytes: int) -> None:
+    made = plan(None, 64, 1, "device=GPU", *options, kv=kv)
+    assert figures(made)["bytes per block"] == LAYERS * nbytes
+    assert any("GPU plugin" in note for note in made.notes)
 
 
 def test_allocated_bytes_are_whole_blocks() -> None:
@@ -128,7 +140,6 @@ def test_what_openvino_refuses(options: tuple[str, ...], request_: dict[str, str
     ("options", "request_"),
     [
         (("device=GPU",), {"kv": "u4"}),
-        (("device=GPU", "KEY_CACHE_QUANT_MODE=BY_CHANNEL"), {"kv": "i8"}),
         (("INFERENCE_PRECISION_HINT=f32",), {"kv": "u8"}),
         ((), {"tp": 2}),
     ],
