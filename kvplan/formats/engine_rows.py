@@ -8,7 +8,7 @@ Same bytes, other contents: vLLM hides the zero of int4_per_token_head in the lo
 policy 42 stores a norm where the grammar has a zero.
 
 Without a spelling: octave_* of vLLM on ROCm (slots rounded up to 8 or 4 bytes), hqq with 1 bit or with 3 (ten values
-per 32-bit word), 7 bits of ExLlama.
+per 32-bit word).
 """
 
 from __future__ import annotations

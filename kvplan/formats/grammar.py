@@ -16,7 +16,7 @@ from kvplan.errors import UsageError, did_you_mean
 from kvplan.formats.rules import check_meaning
 
 PLAIN = ("fp32", "fp16", "bf16")
-INTS = ("int8", "int6", "int5", "int4", "int3", "int2")
+INTS = ("int8", "int7", "int6", "int5", "int4", "int3", "int2")
 FP8 = ("fp8_e4m3", "fp8_e5m2")
 FP4 = ("fp4_e2m1",)
 CODEBOOKS = ("lm4", "lm3", "lm2")

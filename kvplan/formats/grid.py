@@ -211,7 +211,7 @@ def row_bytes(k: str, v: str | None = None, dim: int = 128, tokens: int = 1) -> 
 # Sizes asserted where they are declared: bytes of K + V of one (token, head) at head_dim 128.
 for _spelling, _size in {
     "fp16": 512, "fp32": 1024, "int8": 260, "int8:token,asym": 264, "int8:tensor": 256, "int8:head,asym": 256,
-    "int8:group/32,asym": 288, "int8:channel/128": 260, "fp8_e4m3:token": 260, "int6": 196, "int5": 164, "int4": 132,
-    "int3": 100, "int2": 68, "int2:channel/32,asym": 96, "fp4_e2m1": 160, "lm3,rot": 100,
+    "int8:group/32,asym": 288, "int8:channel/128": 260, "fp8_e4m3:token": 260, "int7": 228, "int6": 196, "int5": 164,
+    "int4": 132, "int3": 100, "int2": 68, "int2:channel/32,asym": 96, "fp4_e2m1": 160, "lm3,rot": 100,
 }.items():  # fmt: skip
     assert row_bytes(_spelling) == _size, _spelling

@@ -26,6 +26,7 @@ _SPLIT_CODES = {
     "int3": (("codes", "int2"), ("high", "int1")),
     "int5": (("codes", "int4"), ("high", "int1")),
     "int6": (("codes", "int4"), ("high", "int2")),
+    "int7": (("codes", "int4"), ("middle", "int2"), ("high", "int1")),
     "lm4": (("codes", "int4"),),
     "lm3": (("codes", "int2"), ("high", "int1")),
     "lm2": (("codes", "int2"),),
@@ -216,7 +217,7 @@ class Layout:
             UnsupportedError: a layout whose bytes a view cannot describe yet, so that no kernel misreads it.
         """
         tensor = self.tensor(role)
-        missing = tensor.beyond_kernels or ("codes in two parts" if len(code_fields(tensor.number)) > 1 else "")
+        missing = tensor.beyond_kernels or ("codes in several parts" if len(code_fields(tensor.number)) > 1 else "")
         if missing:
             raise UnsupportedError(
                 f"format {tensor.spelling} has no kernel yet ({missing}): it can be planned, not run",

@@ -77,6 +77,8 @@ def in_engine(
     asked = {role: getattr(request, role) for role in ("kv", "k", "v", "latent", "index")}
     native = DTYPES[spec.native_dtype]
     spelled, chosen, skips = choose_formats(engine, version, asked, roles(spec), native)
+    if engine.respell is not None:
+        spelled = engine.respell(spelled, chosen, options)
     if request.layers and request.layers != skips:
         raise UsageError(
             f"{engine.title} chooses the formats of single layers itself",

@@ -15,7 +15,7 @@ from kvplan.formats.grid import Tensor, bind
 from kvplan.formats.layout import Layout
 
 BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "fp8_e4m3": 8, "fp8_e5m2": 8, "fp4_e2m1": 4, "lm4": 4, "lm3": 3, "lm2": 2,
-        **{f"int{n}": n for n in (8, 6, 5, 4, 3, 2)}}  # fmt: skip
+        **{f"int{n}": n for n in (8, 7, 6, 5, 4, 3, 2)}}  # fmt: skip
 SCALE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "e4m3": 1, "e8m0": 1}
 DIMS = (64, 80, 96, 112, 128, 192, 256, 512, 576)
 
