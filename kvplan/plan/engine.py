@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kvplan.errors import UsageError
@@ -66,6 +66,8 @@ def in_engine(request: PlanRequest, spec: ModelSpec) -> tuple[PlanRequest, Chose
         if engine.page_option is None:
             raise UsageError(f"{engine.title} has no page size to choose", "drop --page-size")
         options[engine.page_option] = request.page_size
+    if engine.formats_for is not None:
+        engine = replace(engine, formats=engine.formats_for(options))
     asked = {role: getattr(request, role) for role in ("kv", "k", "v", "latent", "index")}
     native = DTYPES[spec.native_dtype]
     spelled, chosen, skips = choose_formats(engine, version, asked, roles(spec), native)

@@ -187,6 +187,7 @@ class Engine:
             Raises UsageError where the engine refuses the combination, UnsupportedError where kvplan has no rule yet.
         apart: whether K and V are chosen each from `formats`.
         page_option: the option that `--page-size` sets; None: the engine has no page size to set.
+        formats_for: `formats` as these options have them (a group size chosen by an option); None: always `formats`.
     """
 
     name: str
@@ -199,3 +200,4 @@ class Engine:
     cache: Callable[[Case], EngineCache]
     apart: bool = False
     page_option: str | None = None
+    formats_for: Callable[[Mapping[str, Any]], tuple[EngineFormat, ...]] | None = None
