@@ -28,6 +28,8 @@ _STATES: dict[str, type[Spec]] = {
     "lightning": states.LightningState,
     "short_conv": states.ShortConvState,
     "rwkv7": states.Rwkv7State,
+    "rwkv4": states.Rwkv4State,
+    "cca": states.CcaState,
     "rglru": states.RgLruState,
 }
 _PARTS: dict[str, type[Spec]] = {

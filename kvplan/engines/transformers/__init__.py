@@ -59,10 +59,10 @@ ENGINE = Engine(
         _rule("shared", "Layers that read another layer's cache, and feed-forward ones, hold nothing."),
         _rule("states", "Convolutions keep as many columns as their kernel, in the model's dtype; recurrent states are "
               "float32, except MiniMax's and Zaya's.", STATES_SOURCE),
-        _rule("compressed", "DeepSeek V4: keys and values are one tensor; values and gates of an open group wait in the "
-              "model's dtype.", "transformers 5.24.0, models/deepseek_v4/modeling_deepseek_v4.py"),
-        _rule("quantised", "The first call is quantised whole; later tokens wait until residual_length is reached, then "
-              "everything is quantised again. Groups run over batch, heads, tokens and channels."),
+        _rule("compressed", "DeepSeek V4: keys and values are one tensor; values and gates of an open group wait in "
+              "the model's dtype.", "transformers 5.24.0, models/deepseek_v4/modeling_deepseek_v4.py"),
+        _rule("quantised", "The first call is quantised whole; later tokens wait until residual_length is reached, "
+              "then everything is quantised again. Groups run over batch, heads, tokens and channels."),
         _rule("three bits", "hqq packs ten 3-bit values into 32 bits.", "hqq 0.2.8, hqq/core/bitpack.py"),
     ),
     cache=TransformersCache,

@@ -11,7 +11,7 @@ from kvplan.engines.shared.types import Case, EngineCache, EngineFigure
 from kvplan.engines.transformers.layers import layer_tensors
 from kvplan.engines.transformers.quantised import check, residual_length
 from kvplan.engines.transformers.rows import fullest_residual
-from kvplan.engines.transformers.states import plain_type
+from kvplan.engines.transformers.states import RWKV_SHIFTS, plain_type
 from kvplan.engines.transformers.stored import SOURCE, Stored
 from kvplan.errors import UnsupportedError, UsageError
 from kvplan.memory.groups import CacheGroup
@@ -21,13 +21,16 @@ from kvplan.memory.terms import logical_terms
 NEWEST = "5.24.0"
 COMPRESSED_SINCE = (5, 15)
 """Since this version a latent is cached as such; before, as keys and values of every head."""
+_ROWS = ("conv_states", *RWKV_SHIFTS)
+"""States that are rows of past tokens."""
 _OWN_CACHE = ("minimax", "minimaxm1", "minimaxtext01")
 _WITHOUT_LENGTH = ("mamba", "mamba2", "falconmamba", "rwkv", "xlstm")
 """Architectures without attention whose code never asks the cache for its length."""
 _MEASURED = (
-    "qwen3next qwen35text qwen35moetext olmohybrid kimilinear mamba mamba2 falconmamba jamba falconh1 granitemoehybrid "
-    "bamba zamba2 nemotronh lfm2 lfm2moe zaya minimax recurrentgemma rwkv"
-).split()
+    "qwen3next", "qwen35text", "olmohybrid", "kimilinear", "mamba", "mamba2", "falconmamba", "jamba", "falconh1",
+    "granitemoehybrid", "bamba", "zamba2", "nemotronh", "lfm2", "zaya", "minimax", "recurrentgemma", "rwkv",
+)  # fmt: skip
+"""Model types whose states were measured."""
 
 
 class TransformersCache(EngineCache):
@@ -71,8 +74,9 @@ class TransformersCache(EngineCache):
         pure = all(g.role == "state" for g in groups)
         if groups and pure and plain and plain not in _WITHOUT_LENGTH:
             raise UsageError(
-                f"transformers cannot run {self.case.spec.model_type} without an attention layer: the cache has no length",
-                "the config lists linear-attention layers only",
+                f"transformers cannot run {self.case.spec.model_type} with linear-attention layers only: its cache has "
+                "no length",
+                "give it an attention layer",
             )
 
     def _check_static(self) -> None:
@@ -104,10 +108,8 @@ class TransformersCache(EngineCache):
                 "Every step dequantises all rows of a layer: the peak is not lower than one layer in full precision."
             )
         if any(g.role == "state" for g in self.case.groups) and plain_type(self.case) not in _MEASURED:
-            notes.append(
-                f"States of {self.case.spec.model_type or self.case.spec.id} were not measured in transformers: as those of "
-                "other models with such states."
-            )
+            model = self.case.spec.model_type or self.case.spec.id
+            notes.append(f"States of {model} were not measured in transformers: taken as other models' of their kind.")
         return notes
 
     def calls(self, context: int) -> tuple[int, ...]:
@@ -164,13 +166,11 @@ class TransformersCache(EngineCache):
         named = some(Product(label, (Factor("bytes", abs(gap), "storage - logical"),), "engine rule", SOURCE))
         return Part(group.name, held, ahead, saves=named if gap < 0 else (), padding=named if gap > 0 else ())
 
-    def _ahead(
-        self, group: CacheGroup, stored: tuple[Stored, ...], tokens: int, sequences: int
-    ) -> tuple[Product, ...]:
+    def _ahead(self, group: CacheGroup, stored: tuple[Stored, ...], tokens: int, sequences: int) -> tuple[Product, ...]:
         """Rows of a static cache for tokens that are not there yet."""
         if self.case.options["cache_implementation"] != "static" or group.law.law == "encoder" or group.role == "state":
             return ()
-        width = Factor("bytes", sum(s.width.value for s in stored), group.origin.width)
+        width = Factor("bytes", sum(s.width.value for s in stored if not s.constant), group.origin.width)
         free = Factor("free rows", max(stored[0].held.value - group.law.rows(tokens), 0))
         layers = Factor("layers", group.layers, group.origin.layers)
         batch = Factor("sequences", sequences, group.origin.sequences)
@@ -185,15 +185,14 @@ class TransformersCache(EngineCache):
 
 
 def _by_state(group: CacheGroup, stored: tuple[Stored, ...], sequences: int) -> dict[str, tuple[Product, ...]]:
-    """Each state against the mathematics' own: a wider one is padding, a narrower one is saved."""
-    own = {p.name: p.fixed_bytes(1) for p in group.layout.planes}
+    """Recurrent and convolution states against the mathematics' own: wider ones are padding, narrower ones saved."""
     made: dict[str, list[Product]] = {"padding": [], "saves": []}
     layers = Factor("layers", group.layers, group.origin.layers)
     batch = Factor("sequences", sequences, group.origin.sequences)
-    for s in stored:
-        gap = s.width.value - own.get(s.name.removesuffix("_states"), 0)
-        why = Factor("bytes", abs(gap), f"{s.width.source} in transformers")
-        made["padding" if gap > 0 else "saves"].append(
-            Product(f"{s.name} wider" if gap > 0 else f"{s.name} narrower", (layers, batch, why), "engine rule", SOURCE)
-        )
+    for kind in ("recurrent", "conv"):
+        mine = [s for s in stored if (s.name in _ROWS) == (kind == "conv")]
+        gap = sum(s.width.value for s in mine) - sum(p.fixed_bytes(1) for p in group.layout.planes if p.name == kind)
+        why = Factor("bytes", abs(gap), ", ".join(s.width.source for s in mine) + " in transformers")
+        label = f"{kind} states {'wider' if gap > 0 else 'narrower'} than the model's own"
+        made["padding" if gap > 0 else "saves"].append(Product(label, (layers, batch, why), "engine rule", SOURCE))
     return {kind: some(*terms) for kind, terms in made.items()}

@@ -47,13 +47,27 @@ def layer_tensors(
     layout = native_layout(case, group)
     kept, held = token_rows(case, group, calls)
     made = [
-        rows(NAMES[t.role], kept, held, row_width(layout, t.role, group.origin.width), why=group.law.explain(sum(calls)))
+        rows(
+            NAMES[t.role], kept, held, row_width(layout, t.role, group.origin.width), why=group.law.explain(sum(calls))
+        )
         for t in layout.tensors
     ]
     if group.role == "latent" and group.law.law == "window":
         # DeepSeek V4: keys and values are one tensor.
         made.append(rows("values", kept, held, made[0].width, alias=True, why="the same tensor as keys"))
-    return tuple(made)
+    return (*made, *_counter(case, group))
+
+
+def _counter(case: Case, group: CacheGroup) -> tuple[Stored, ...]:
+    """A 64-bit scalar per layer: how far a static layer is filled, or the window of a dynamic one."""
+    if case.options["cache_implementation"] == "static" and group.law.law != "encoder":
+        name = "indexer_cumulative_length" if group.role == "index" else "cumulative_length"
+    elif group.law.law in ("window", "chunk"):
+        name = "_sliding_window_tensor"
+    else:
+        return ()
+    one, width = Factor("scalars", 1), Factor("bytes", Field("counter", "counter", "int32", 2).unit_bytes, "int64")
+    return (Stored(name, one, one, width, batched=False, constant=True),)
 
 
 def token_rows(case: Case, group: CacheGroup, calls: Sequence[int]) -> tuple[int, int]:
@@ -98,7 +112,8 @@ def quantised_layer(
     """Recent rows in the model's dtype, then codes, scales and zeros of K and V."""
     packed, waiting, _ = quantised_rows(calls, residual_length(case, option), number_of(case.version))
     layout = native_layout(case, group)
-    plain, coded = [], []
+    plain: list[Stored] = []
+    coded: list[Stored] = []
     for t in layout.tensors:
         plain.append(rows(NAMES[t.role], waiting, waiting, row_width(layout, t.role, group.origin.width), why="recent"))
         values = prod((sequences, layout.heads, packed, t.dim))
@@ -113,7 +128,7 @@ def state_tensors(case: Case, group: CacheGroup) -> tuple[Stored, ...]:
     one = Factor("states", 1)
     layout = state_layout(case, group)
     return tuple(
-        Stored(names[p.name], one, one, Factor("bytes", p.fixed_bytes(1), f"{p.items:,} x {p.storage}"))
+        Stored(names.get(p.name, p.name), one, one, Factor("bytes", p.fixed_bytes(1), f"{p.items:,} x {p.storage}"))
         for p in layout.planes
     )
 
@@ -133,11 +148,15 @@ def open_group(case: Case, group: CacheGroup, calls: Sequence[int], fullest: boo
     if fullest:
         kept, held = min(sum(calls), rate - 1), max(held, min(sum(calls), rate))
     row = Factor("bytes", Field("ring", "row", native, items // 2).unit_bytes, f"{items // 2} x {native}")
-    made = [rows(name, kept, held, row, why=f"tokens of the open group of {rate}") for name in ("buffer_kv", "buffer_gate")]
+    made = [
+        rows(name, kept, held, row, why=f"tokens of the open group of {rate}") for name in ("buffer_kv", "buffer_gate")
+    ]
     if group.law.limit == 2 * rate:
         half = Factor("bytes", Field("ring", "row", native, items // 4).unit_bytes, f"{items // 4} x {native}")
         last = rate if sum(calls) >= rate else 0
-        made += [rows(name, last, last, half, why="of the last complete group") for name in ("overlap_kv", "overlap_gate")]
+        made += [
+            rows(name, last, last, half, why="of the last complete group") for name in ("overlap_kv", "overlap_gate")
+        ]
     return tuple(made)
 
 

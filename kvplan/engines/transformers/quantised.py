@@ -7,6 +7,7 @@ time they are quantised.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from kvplan.breakdown import Factor
@@ -127,9 +128,7 @@ def _dims(case: Case, group: CacheGroup, tensor: BoundTensor) -> tuple[int, ...]
     return tuple(d for d in (part.nope_dim, part.rope_dim) if d)
 
 
-def quantised_tensors(
-    case: Case, option: str, name: str, axis: str, values: int
-) -> tuple[Stored, ...]:
+def quantised_tensors(case: Case, option: str, name: str, axis: str, values: int) -> tuple[Stored, ...]:
     """Codes, scales and zeros of K or V.
 
     Args:
@@ -139,9 +138,9 @@ def quantised_tensors(
     """
     backend, native = backend_of(option), DTYPES[case.spec.native_dtype]
     if backend == "fp8":
-        codes = _of(f"_quantized_{name}", "values", values, Field("k", "codes", "fp8_e4m3", 1))
+        whole = _of(f"_quantized_{name}", "values", values, Field("k", "codes", "fp8_e4m3", 1))
         one = _of(f"_quantized_{name} scale", "scales", 1, Field("k", "scale", "fp32", 1))
-        return codes, Stored(one.name, one.units, one.held, one.width, batched=False, constant=True)
+        return whole, replace(one, constant=True)
     size, bits = case.options["q_group_size"], bits_of(option)
     groups = cdiv(values, size)
     first = axis == "0" if backend == "hqq" else axis == "-1"

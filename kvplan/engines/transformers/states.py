@@ -18,6 +18,11 @@ FLOAT32 = ("mamba1", "mamba2", "gated_deltanet", "kda", "rglru", "rwkv4")
 """State types whose recurrent state is float32 whatever the model's dtype."""
 MODEL_DTYPE = ("cca",)
 """State types whose recurrent state has the model's dtype."""
+OUTSIDE = ("rglru", "lightning")
+"""State types that are held outside the cache's layers: on the modules, or in MiniMaxCache.linear_cache."""
+RWKV_SHIFTS = ("attention_shift", "feed_forward_shift")
+RWKV_VECTORS = ("numerator", "denominator", "maximum")
+"""RWKV-4's five states, in the order of its list."""
 LIGHTNING = ("minimax", "minimaxm1", "minimaxtext01")
 """Model types whose linear state is known: in the model's dtype, in MiniMaxCache.linear_cache."""
 
@@ -49,6 +54,9 @@ def state_layout(case: Case, group: CacheGroup) -> Layout:
             "plan without --engine",
         )
     recurrent, conv = state_elements(state, case.sharding.attention_tp)
+    if kind == "rwkv4":
+        shift = dict.fromkeys(RWKV_SHIFTS, (conv // len(RWKV_SHIFTS), native))
+        return bind_state(shift | dict.fromkeys(RWKV_VECTORS, (recurrent // len(RWKV_VECTORS), "fp32")))
     if kind in WHOLE_KERNEL:
         # state_elements counts kernel - 1 columns: asked for one more, it counts the kernel's.
         wider = state.model_copy(update={"conv_kernel": state.conv_kernel + 1})  # type: ignore[union-attr]

@@ -19,7 +19,7 @@ class Stored:
         held: those in the storage behind it; more where the tensor is a view.
         width: bytes of a unit.
         alias: the storage is an earlier tensor's.
-        constant: a scale of the layer, which does not grow with anything.
+        constant: one scalar of the layer (a scale, a counter), which no sum of an allocation counts.
     """
 
     name: str
