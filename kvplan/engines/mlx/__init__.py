@@ -21,8 +21,8 @@ from kvplan.errors import UsageError
 from kvplan.units import cdiv
 
 BITS = (2, 3, 4, 8)
-"""Bits of --kv-bits that work; 5 and 6 end in a broadcast error, because a buffer is sized for 32 // bits values in a
-word and these do not divide 32 (3 bits neither, but 32 // 3 = 10 happens to size the same rows at head_dim 128)."""
+"""Bits of --kv-bits that work. A fresh QuantizedKVCache of 5 or 6 bits fails: its buffer counts 32 // bits values in a
+word, the codes themselves bits / 32 words in a value."""
 
 
 def formats_for(options: Mapping[str, Any]) -> tuple[EngineFormat, ...]:

@@ -50,13 +50,15 @@ class MlxCache(EngineCache):
 
     def _check(self) -> None:
         options, groups = self.case.options, self.case.groups
+        if self.case.mtp:
+            raise UnsupportedError("kvplan has no rule for prediction layers in MLX-LM", "drop --mtp")
         if options["prefill_step_size"] % STEP:
             raise UnsupportedError(
                 f"kvplan has rules for a prefill_step_size that is a multiple of {STEP} only",
                 f"use {align_up(options['prefill_step_size'], STEP)}",
             )
         for g in groups:
-            if g.role == "cross" or g.law.stride != 1 or g.law.law == "ring":
+            if g.role == "cross" or g.law.stride != 1 or (g.law.law == "ring" and g.law.limit > 1):
                 raise UnsupportedError(
                     f"kvplan has no rule for group {g.name} ({g.role}) in MLX-LM", "plan without --engine"
                 )
