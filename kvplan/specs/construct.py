@@ -39,6 +39,7 @@ _PARTS: dict[str, type[Spec]] = {
     "provenance": model.Provenance,
     "layers": placement.Every,
     "head_dim": groups.HeadDims,
+    "expanded": groups.HeadDims,
     "width": groups.LatentWidths,
     "retain": placement.Retain,
     "dtype": states.StateDtype,

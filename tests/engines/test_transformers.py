@@ -156,6 +156,10 @@ def test_latents_and_index_keys() -> None:
         held(spec, 65, kv="quanto-int4")
     with pytest.raises(UnsupportedError, match="every head instead of the latent"):
         held(model(LATENT), 100, version="5.14.0")
+    # Before 5.15.0: keys and values of 4 heads.
+    old = model({**LATENT, "expanded": {"k": 192, "v": 128}})
+    assert held(old, 100, version="5.14.0", batch=2) == 2 * 2 * 100 * 4 * (192 + 128) * 2
+    assert held(old, 100) == held(model(LATENT), 100)
     assert held(model(LATENT), 100, version="5.15.0") == 2 * 100 * 576 * 2
     with pytest.raises(UnsupportedError, match=r"5\.24\.0 only"):
         held(spec, 100, version="5.20.0")

@@ -9,6 +9,7 @@ from kvplan.engines.shared.paged import some
 from kvplan.engines.shared.select import number_of
 from kvplan.engines.shared.types import Case, EngineCache, EngineFigure
 from kvplan.engines.transformers.layers import layer_tensors
+from kvplan.engines.transformers.layouts import expands, native_layout
 from kvplan.engines.transformers.quantised import check, residual_length
 from kvplan.engines.transformers.rows import fullest_residual
 from kvplan.engines.transformers.states import RWKV_SHIFTS, plain_type
@@ -19,8 +20,6 @@ from kvplan.memory.parts import Part, total
 from kvplan.memory.terms import logical_terms
 
 NEWEST = "5.24.0"
-COMPRESSED_SINCE = (5, 15)
-"""Since this version a latent is cached as such; before, as keys and values of every head."""
 _ROWS = ("conv_states", *RWKV_SHIFTS)
 """States that are rows of past tokens."""
 _OWN_CACHE = ("minimax", "minimaxm1", "minimaxtext01")
@@ -51,7 +50,7 @@ class TransformersCache(EngineCache):
         self.notes = tuple(self._notes())
 
     def _check_groups(self) -> None:
-        groups, version = self.case.groups, number_of(self.case.version)
+        groups = self.case.groups
         plain = plain_type(self.case)
         for g in groups:
             special = g.law.stride != 1 or (g.role in ("latent", "index") and g.law.law != "all")
@@ -65,12 +64,9 @@ class TransformersCache(EngineCache):
                     f"kvplan knows states, index keys and compressed rows of transformers {NEWEST} only",
                     f"use --engine-version {NEWEST}",
                 )
-            if g.role == "latent" and version[:2] < COMPRESSED_SINCE:
-                raise UnsupportedError(
-                    f"transformers {self.case.version} caches the keys and values of every head instead of the latent "
-                    f"{g.name}, and the spec does not have their widths",
-                    "use --engine-version 5.15.0 or newer",
-                )
+            # Raises where this version expands latents and their width is not known.
+            if g.role == "latent":
+                native_layout(self.case, g)
         pure = all(g.role == "state" for g in groups)
         if groups and pure and plain and plain not in _WITHOUT_LENGTH:
             raise UsageError(
@@ -177,6 +173,8 @@ class TransformersCache(EngineCache):
         return some(Product("rows ahead", (layers, batch, free, width), "engine rule", SOURCE))
 
     def _label(self, group: CacheGroup, more: bool) -> str:
+        if group.role == "latent" and expands(self.case):
+            return "keys and values of every head instead of the latent"
         if self.option != "auto":
             return "recent rows in the model's dtype, packing" if more else "rows quantised at once"
         if group.law.stride > 1 or group.role == "state":

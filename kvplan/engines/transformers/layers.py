@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING
 
 from kvplan.breakdown import Factor
 from kvplan.engines.shared.select import number_of
 from kvplan.engines.shared.types import Case
+from kvplan.engines.transformers.layouts import native_layout
 from kvplan.engines.transformers.quantised import quantised_tensors, residual_length
 from kvplan.engines.transformers.rows import open_rows, quantised_rows, sliding_rows
 from kvplan.engines.transformers.states import state_layout
 from kvplan.engines.transformers.stored import Stored, row_width, rows
 from kvplan.errors import UnsupportedError
-from kvplan.formats.grammar import Format
-from kvplan.formats.grid import Tensor, bind
-from kvplan.formats.layout import Field, Layout
+from kvplan.formats.layout import Field
 from kvplan.memory.groups import DTYPES, CacheGroup
-
-if TYPE_CHECKING:
-    from kvplan.specs.groups import LatentGroup
 
 NAMES = {"k": "keys", "v": "values", "index": "indexer_keys"}
 
@@ -83,27 +78,6 @@ def token_rows(case: Case, group: CacheGroup, calls: Sequence[int]) -> tuple[int
     if group.law.limit:
         return sliding_rows(calls, group.law.limit)
     return tokens, tokens
-
-
-def native_layout(case: Case, group: CacheGroup) -> Layout:
-    """The tensors as the model makes them, in its own dtype: a latent is two, its rotary part stands for values."""
-    native = DTYPES[case.spec.native_dtype]
-    if group.role != "latent":
-        plain = [Tensor(t.role, Format(native), t.dim) for t in group.layout.tensors]
-        return bind(plain, group.layout.heads, native)
-    part = latent_part(case, group)
-    if group.law.law == "window":
-        return bind([Tensor("k", Format(native), part.nope_dim + part.rope_dim)], 1, native)
-    widths = (("k", part.nope_dim), ("v", part.rope_dim))
-    return bind([Tensor(role, Format(native), dim) for role, dim in widths if dim], 1, native)
-
-
-def latent_part(case: Case, group: CacheGroup) -> LatentGroup:
-    """The spec's layer group behind a cache group, which a rule for single layers may have split."""
-    name = group.name.removeprefix("mtp-").split("[")[0]
-    part = case.spec.group(name)
-    assert part.kind == "latent", part
-    return part
 
 
 def quantised_layer(

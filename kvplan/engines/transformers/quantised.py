@@ -13,11 +13,12 @@ from typing import Any
 from kvplan.breakdown import Factor
 from kvplan.engines.shared.select import number_of
 from kvplan.engines.shared.types import NATIVE, Case, EngineFormat
+from kvplan.engines.transformers.layouts import native_layout
 from kvplan.engines.transformers.rows import quantised_rows
 from kvplan.engines.transformers.stored import SOURCE, Stored
 from kvplan.errors import UsageError
-from kvplan.formats.layout import STORAGE_BITS, BoundTensor, Field
-from kvplan.memory.groups import DTYPES, CacheGroup
+from kvplan.formats.layout import STORAGE_BITS, Field
+from kvplan.memory.groups import DTYPES
 from kvplan.units import cdiv
 
 _QUANTO = SOURCE + ": QuantoQuantizedLayer; optimum-quanto 0.2.7"
@@ -87,45 +88,39 @@ def check(case: Case, option: str, calls: Sequence[int], sequences: int) -> None
     for name in ("axis_key", "axis_value"):
         if case.options[name] not in AXES[backend]:
             raise UsageError(f"{name} of {backend} is {' or '.join(AXES[backend])}", f"use {name}=0")
-    version = number_of(case.version)
-    flushes = quantised_rows(calls, residual_length(case, option), version)[2]
+    flushes = quantised_rows(calls, residual_length(case, option), number_of(case.version))[2]
     for g in case.groups:
-        for t, tensor in enumerate(g.layout.tensors):
+        layout = native_layout(case, g)
+        for tensor in layout.tensors:
+            axis = "axis_key" if tensor.role == "k" else "axis_value"
             for n, packed in enumerate(flushes):
                 again = n > 0 or len(calls) > 1
-                _check_groups(case, option, g, tensor, ("axis_key", "axis_value")[t], packed * sequences, again)
+                _check_groups(case, option, axis, (packed * sequences, layout.heads, tensor.dim), again)
 
 
-def _check_groups(
-    case: Case, option: str, group: CacheGroup, tensor: BoundTensor, axis: str, rows: int, again: bool
-) -> None:
-    """The values of `rows` rows of the batch must fill whole groups, and hqq's groups whole bytes."""
-    size, heads = case.options["q_group_size"], group.layout.heads
-    for dim in _dims(case, group, tensor):
-        values = rows * heads * dim
-        if values % size:
-            raise UsageError(
-                f"{option}: groups of {size} do not divide {rows:,} rows x {heads} heads x {dim} channels",
-                f"use another prompt length, or a q_group_size that divides {heads * dim}",
-            )
-        if backend_of(option) != "hqq" or case.options[axis] == "0":
-            continue
-        groups, bits = values // size, bits_of(option)
-        if bits == 3 and again and groups % _WORD_VALUES:
-            raise UsageError(
-                f"{option} with {axis} 1 fails when its {groups:,} groups are no multiple of ten and are read again",
-                f"use {axis}=0",
-            )
-        if bits != 3 and groups % (8 // bits):
-            raise UsageError(f"{option} with {axis} 1: {groups:,} groups do not fill whole bytes", f"use {axis}=0")
+def _check_groups(case: Case, option: str, axis: str, shape: tuple[int, int, int], again: bool) -> None:
+    """The values of (rows of the batch, heads, channels) must fill whole groups, and hqq's groups whole bytes.
 
-
-def _dims(case: Case, group: CacheGroup, tensor: BoundTensor) -> tuple[int, ...]:
-    """Channels of the tensors that are quantised apart: a latent's two parts are."""
-    if tensor.role != "latent":
-        return (tensor.dim,)
-    part = next(g for g in case.spec.layer_groups if g.kind == "latent" and group.name.startswith(g.name))
-    return tuple(d for d in (part.nope_dim, part.rope_dim) if d)
+    Args:
+        again: whether later calls read them.
+    """
+    size, (rows, heads, dim) = case.options["q_group_size"], shape
+    groups, rest = divmod(rows * heads * dim, size)
+    if rest:
+        raise UsageError(
+            f"{option}: groups of {size} do not divide {rows:,} rows x {heads} heads x {dim} channels",
+            f"use another prompt length, or a q_group_size that divides {heads * dim}",
+        )
+    if backend_of(option) != "hqq" or case.options[axis] == "0":
+        return
+    bits = bits_of(option)
+    if bits == 3 and again and groups % _WORD_VALUES:
+        raise UsageError(
+            f"{option} with {axis} 1 fails when its {groups:,} groups are no multiple of ten and are read again",
+            f"use {axis}=0",
+        )
+    if bits != 3 and groups % (8 // bits):
+        raise UsageError(f"{option} with {axis} 1: {groups:,} groups do not fill whole bytes", f"use {axis}=0")
 
 
 def quantised_tensors(case: Case, option: str, name: str, axis: str, values: int) -> tuple[Stored, ...]:
