@@ -193,6 +193,8 @@ def test_latents_states_and_what_has_no_rule() -> None:
         held(model(attention(layers=2), cross), 100)
     with pytest.raises(UnsupportedError, match="multiple of 256"):
         held(model(attention()), 100, "prefill_step_size=100")
+    with pytest.raises(UsageError, match="decode_tokens is at least 1"):
+        held(model(attention()), 100, "decode_tokens=0")
     with pytest.raises(UsageError, match="no group size 16"):
         held(model(attention()), 100, "kv_group_size=16")
 

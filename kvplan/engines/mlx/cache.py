@@ -52,6 +52,8 @@ class MlxCache(EngineCache):
         options, groups = self.case.options, self.case.groups
         if self.case.mtp:
             raise UnsupportedError("kvplan has no rule for prediction layers in MLX-LM", "drop --mtp")
+        if options["decode_tokens"] < 1:
+            raise UsageError("decode_tokens is at least 1: the prompt's last token comes alone", "use decode_tokens=1")
         if options["prefill_step_size"] % STEP:
             raise UnsupportedError(
                 f"kvplan has rules for a prefill_step_size that is a multiple of {STEP} only",
