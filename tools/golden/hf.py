@@ -149,7 +149,7 @@ def found(record: dict[str, Any]) -> dict[str, Any]:
             roles[tensor.name] = roles.get(tensor.name, 0) + whole.nbytes
             label = tensor.name
             if tensor.name.startswith(("buffer", "compressed", "overlap")):
-                label += ".indexer" if "index" in group.name else ".compressor"
+                label += ".indexer" if part.role == "index" else ".compressor"
             for layer in positions:
                 layers.setdefault(layer, {})[label] = _of_one(whole)
                 storage.setdefault(layer, {})[label] = _of_one(behind)

@@ -12,7 +12,7 @@ from kvplan.engines.transformers.layers import layer_tensors
 from kvplan.engines.transformers.layouts import expands, native_layout
 from kvplan.engines.transformers.quantised import check, residual_length
 from kvplan.engines.transformers.rows import fullest_residual
-from kvplan.engines.transformers.states import RWKV_SHIFTS, plain_type
+from kvplan.engines.transformers.states import RWKV_SHIFTS, plain_type, state_layout
 from kvplan.engines.transformers.stored import SOURCE, Stored
 from kvplan.errors import UnsupportedError, UsageError
 from kvplan.memory.groups import CacheGroup
@@ -23,7 +23,7 @@ NEWEST = "5.24.0"
 _ROWS = ("conv_states", *RWKV_SHIFTS)
 """States that are rows of past tokens."""
 _OWN_CACHE = ("minimax", "minimaxm1", "minimaxtext01")
-_WITHOUT_LENGTH = ("mamba", "mamba2", "falconmamba", "rwkv", "xlstm")
+_WITHOUT_LENGTH = ("mamba", "mamba2", "falconmamba", "rwkv", "rwkv7")
 """Architectures without attention whose code never asks the cache for its length."""
 _MEASURED = (
     "qwen3next", "qwen35text", "olmohybrid", "kimilinear", "mamba", "mamba2", "falconmamba", "jamba", "falconh1",
@@ -74,6 +74,10 @@ class TransformersCache(EngineCache):
                 "no length",
                 "give it an attention layer",
             )
+        for g in groups:
+            # Raises where the kind of state has not been read.
+            if g.role == "state" and g.law.limit == 1:
+                state_layout(self.case, g)
 
     def _check_static(self) -> None:
         most, plain = self.case.options["max_cache_len"], plain_type(self.case)
@@ -96,8 +100,8 @@ class TransformersCache(EngineCache):
             )
             if any(g.law.law in ("window", "chunk") for g in self.case.groups):
                 notes.append(
-                    "Windowed layers have W - 1 rows in a view of W; right after the prompt the view's storage is the "
-                    "whole prompt."
+                    "Windowed layers have W - 1 rows in a view of W rows; right after the prompt the view's storage is "
+                    "the whole prompt: decode_tokens=0 plans for that moment."
                 )
         if self.option != "auto":
             notes.append(

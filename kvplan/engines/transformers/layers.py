@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import TYPE_CHECKING
 
 from kvplan.breakdown import Factor
 from kvplan.engines.shared.select import number_of
 from kvplan.engines.shared.types import Case
-from kvplan.engines.transformers.layouts import native_layout
+from kvplan.engines.transformers.layouts import latent_part, native_layout
 from kvplan.engines.transformers.quantised import quantised_tensors, residual_length
 from kvplan.engines.transformers.rows import open_rows, quantised_rows, sliding_rows
 from kvplan.engines.transformers.states import state_layout
@@ -16,6 +17,9 @@ from kvplan.engines.transformers.stored import Stored, row_width, rows
 from kvplan.errors import UnsupportedError
 from kvplan.formats.layout import Field
 from kvplan.memory.groups import DTYPES, CacheGroup
+
+if TYPE_CHECKING:
+    from kvplan.specs.groups import LatentGroup
 
 NAMES = {"k": "keys", "v": "values", "index": "indexer_keys"}
 
@@ -112,9 +116,9 @@ def open_group(case: Case, group: CacheGroup, calls: Sequence[int], fullest: boo
 
     kvplan's ring of R rows holds values and gates side by side; with overlap R is two groups and a row two halves.
     """
-    base = group.name.removesuffix("-open")
-    rate = next((g.law.stride for g in case.groups if g.name == base), None)
-    if base == group.name or rate is None:
+    part = latent_part(case, group)
+    rate = next((g.stride for g in _compressed(case) if (g.role, _at(case, g)) == (part.role, _at(case, part))), None)
+    if rate is None:
         raise UnsupportedError(f"kvplan has no rule for ring {group.name} in transformers", "plan without --engine")
     native = DTYPES[case.spec.native_dtype]
     items = group.layout.planes[0].items // group.law.limit
@@ -132,6 +136,15 @@ def open_group(case: Case, group: CacheGroup, calls: Sequence[int], fullest: boo
             rows(name, last, last, half, why="of the last complete group") for name in ("overlap_kv", "overlap_gate")
         ]
     return tuple(made)
+
+
+def _compressed(case: Case) -> list[LatentGroup]:
+    """Layer groups with one row for several tokens."""
+    return [g for g in case.spec.layer_groups if g.kind == "latent" and g.stride > 1]
+
+
+def _at(case: Case, part: LatentGroup) -> tuple[int, ...]:
+    return case.spec.positions(part)
 
 
 def _wide(group: CacheGroup) -> Factor:
