@@ -57,7 +57,9 @@ def test_gpus_of_a_format() -> None:
 def test_turboquant_skips_layers_of_dense_models_only() -> None:
     """28 layers x 34,304 + 4 x 131,072 bytes in blocks of 32 tokens: 46,400 bytes a token (facts, section 4)."""
     dense = make(32, attention("rest", 8, 128))
-    assert shown(dense, kv="turboquant_4bit_nc")["bytes per block"] == 28 * 34304 + 4 * 131072 == 1_484_800
+    found = shown(dense, kv="turboquant_4bit_nc", gpu="h100-80gb")
+    assert found["bytes per block"] == 28 * 34304 + 4 * 131072 == 1_484_800
+    assert found["attention backend"] == "FLASH_ATTN, TURBOQUANT" and found["block_size"] == 32
     made = cache(hybrid(attn=1), kv="turboquant_4bit_nc", context=100)
     assert len([m for m in made.declared.layers if m.spec.kind == "full_attention"]) == 1
 

@@ -142,12 +142,15 @@ def _backends(case: Case, kind: str) -> dict[str, str]:
         asked = None
     if kind and "k" in case.chosen:
         found["attention"] = choose_backend("attention", case.chosen["k"], case.capability, asked)
+    if case.formats.rules:
+        # Layers that stay in the model's dtype run on that dtype's backend.
+        found["unquantised"] = choose_backend("attention", "auto", case.capability, None)
     return found
 
 
 def _kernels(case: Case, kind: str, name: str) -> tuple[int, ...]:
     dims = [g.k_dim for g in case.spec.layer_groups if g.kind in ("attention", "cross")]
-    dtype = case.chosen["k" if kind == "attention" else "latent"]
+    dtype = "auto" if kind == "unquantised" else case.chosen["k" if kind == "attention" else "latent"]
     return kernel_blocks(name, max(dims, default=0), dtype, case.capability)
 
 
