@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from math import lcm
 from typing import Any
 
-from golden.vllm import engine_caches
+from golden.vllm.models import engine_caches
 from synthetic import attention, latent, make, state
 
 from kvplan.engines.shared.select import number_of

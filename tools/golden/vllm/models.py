@@ -1,38 +1,24 @@
-"""vllm_golden.json: figures of vLLM's own planner against kvplan's engine.
-
-Layers (A, B) and whole models (C, R) are resolved as plan requests; what a record sets by hand, such as a window's
-in-flight tokens, is given to the same functions of `kvplan.engines.vllm`.
-"""
+"""Records of whole models: the planner's groups, blocks and log line against a resolved plan."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import lcm
 from typing import Any
 
-from synthetic import attention, latent, make, named_model
+from synthetic import named_model
 
 from golden.common import DIFFERENT, EQUAL, Outcome, figures, refusal
-from kvplan.engines.vllm import blocks
-from kvplan.engines.vllm.blocks import LayerSpec
 from kvplan.engines.vllm.cache import VllmCache
 from kvplan.engines.vllm.options import OPTIONS
-from kvplan.engines.vllm.states import StateMode, raw_state, state_blocks
-from kvplan.formats.grammar import parse_any
-from kvplan.formats.grid import Tensor, bind
-from kvplan.memory.groups import CacheFormats, cache_groups
 from kvplan.memory.parts import total
-from kvplan.memory.rows import RowLaw
-from kvplan.memory.sharding import Sharding
 from kvplan.plan.engine import EngineRank
 from kvplan.plan.resolve import resolve
 from kvplan.plan.types import PlanRequest
 from kvplan.specs.load import load_device
 from kvplan.specs.model import ModelSpec, Mtp
 
-STORAGES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
 GPUS = {(9, 0): "h100-80gb", (10, 0): "b200"}
 """The GPU that each faked capability stands for (`meta.real_model_method`)."""
 CLASSES = {
@@ -41,24 +27,6 @@ CLASSES = {
 }  # fmt: skip
 STATES = ("aligned_attention_block_size", "mamba_page_size_padded", "mamba_unpadded_bytes")
 """Inputs of a hybrid's record that its generator took from vLLM: the engine must find them."""
-ROPE = 64
-"""Rope channels of an MLA row, of which a record gives only the whole width."""
-RAW = {1: "fp8_e4m3", 2: "bf16", 4: "fp32"}
-"""A format by the bytes of its items, for rows that a record gives as bytes."""
-LAYERS = 9
-"""So many that some stay quantised where vLLM keeps the first and last two in the model's dtype."""
-
-
-def claims(data: dict[str, Any]) -> bool:
-    """Whether this is vLLM's file."""
-    meta = data.get("meta", {})
-    return "vllm" in (meta.get("engine"), meta.get("meta", {}).get("engine"))
-
-
-def outcomes(data: dict[str, Any]) -> Iterator[Outcome]:
-    """One outcome per record."""
-    for record in data["records"]:
-        yield KINDS[record["kind"]](record)
 
 
 def engine_caches(spec: ModelSpec, options: dict[str, Any], **request: Any) -> list[VllmCache]:
@@ -69,115 +37,6 @@ def engine_caches(spec: ModelSpec, options: dict[str, Any], **request: Any) -> l
     ranks = resolve(asked, spec, load_device(gpu) if gpu else None).ranks
     found = [r.cache for r in ranks if isinstance(r, EngineRank)]
     return [c for c in found if isinstance(c, VllmCache)]
-
-
-def _one_layer(spec: ModelSpec, role: str, options: dict[str, Any], **request: Any) -> LayerSpec:
-    """The spec of the layers of one role, of those that most have."""
-    (cache,) = engine_caches(spec, options, **request)
-    fits = [m for m in cache.declared.layers if cache.case.groups[m.index].role == role]
-    return max(fits, key=lambda m: m.total).spec
-
-
-def _attention_layer(i: dict[str, Any]) -> LayerSpec:
-    spec = make(LAYERS, attention(range(LAYERS), i["num_kv_heads"], i["head_size"], i.get("head_size_v")))
-    options = {"block_size": i["block_size"], "attention_backend": i.get("backend")}
-    return _one_layer(spec, "kv", options, kv=i.get("kv_cache_dtype", "auto"))
-
-
-def _mla_layer(i: dict[str, Any], role: str = "latent") -> LayerSpec:
-    rows = latent(range(LAYERS), i.get("head_size", 576) - ROPE, ROPE)
-    keys = latent(range(LAYERS), i.get("index_head_dim", 128), 0, name="index", role="index", overlay=True)
-    sparse = role == "index" or "SPARSE" in i["backend"]
-    options = {"block_size": i["block_size"], "attention_backend": i.get("backend")}
-    return _one_layer(
-        make(LAYERS, rows, *([keys] if sparse else [])), role, options, kv=i.get("kv_cache_dtype", "auto")
-    )
-
-
-def _page(spec: LayerSpec) -> dict[str, Any]:
-    return {
-        "page_size_bytes": spec.page_bytes,
-        "unpadded_page_size_bytes": spec.unpadded,
-        "num_head_slots": spec.head_slots,
-        "num_states": spec.states_per_block,
-        "state_content_size_bytes": spec.state_content,
-        "bytes_per_token_per_layer": spec.bytes_per_token,
-        "block_stride_alignment_bytes": spec.alignment,
-        "layer_outer_block_stride": spec.layer_outer_stride,
-    }
-
-
-def _layer(made: Callable[[dict[str, Any]], LayerSpec]) -> Callable[[dict[str, Any]], Outcome]:
-    """A record of one layer: its page and, where given, the bytes of a request."""
-
-    def outcome(record: dict[str, Any]) -> Outcome:
-        i, expected = record["inputs"], record["outputs"]
-
-        def compute() -> dict[str, Any]:
-            spec = made(i)
-            in_flight = blocks.in_flight_tokens(i.get("max_concurrent_batches", 0), i.get("max_num_batched_tokens", 0))
-            tokens, retained = i.get("max_model_len", 1), i.get("extra_retained_tokens", 0)
-            more = {
-                "max_memory_usage_bytes": spec.request_bytes(tokens, in_flight, retained),
-                "blocks": blocks.request_blocks(spec, tokens, in_flight, retained).total,
-            }
-            return _page(spec) | {key: value for key, value in more.items() if key in expected}
-
-        return figures(record["id"], expected, compute)
-
-    return outcome
-
-
-def _full(i: dict[str, Any]) -> LayerSpec:
-    spec = replace(_attention_layer(i), ranks=i.get("dcp", 1))
-    many = i.get("states_per_token", 1)
-    return blocks.layer_spec(spec.kind, spec.layout, spec.law, spec.block_size, per_token=many) if many > 1 else spec
-
-
-def _limited(kind: str, key: str, law: str) -> Callable[[dict[str, Any]], LayerSpec]:
-    def made(i: dict[str, Any]) -> LayerSpec:
-        return replace(_attention_layer(i), kind=kind, limit=i.get(key, 0), law=RowLaw(law, i.get(key, 0)))
-
-    return made
-
-
-def _compressed(i: dict[str, Any]) -> LayerSpec:
-    layout = bind([Tensor("latent", parse_any(RAW[i["itemsize"]]), i["head_size"])], 1, "bf16")
-    law = RowLaw(stride=i["tokens_per_state"])
-    return blocks.layer_spec(blocks.MLA, layout, law, i["block_size"], page_alignment=i["alignment"] or 1)
-
-
-def _mamba(record: dict[str, Any]) -> Outcome:
-    i = record["inputs"]
-
-    def compute() -> dict[str, Any]:
-        checkpoints = i["num_prefill_checkpoint_blocks"] or None
-        mode = StateMode(i["mamba_cache_mode"], i["num_speculative_blocks"], checkpoints)
-        layout = raw_state(i["shapes"], [STORAGES[d] for d in i["dtypes"]])
-        spec = blocks.state_spec(layout, 1, state_blocks(mode))
-        return {"page_size_bytes": spec.page_bytes, "max_memory_usage_bytes": spec.request_bytes(1)}
-
-    return figures(record["id"], record["outputs"], compute)
-
-
-def _heads(record: dict[str, Any]) -> Outcome:
-    i = record["inputs"]
-    spec = make(1, attention([0], i["total_kv_heads"], 128))
-
-    def compute() -> dict[str, Any]:
-        return {"kv_heads": cache_groups(spec, CacheFormats.native(spec), i["tp"])[0].layout.heads}
-
-    return figures(record["id"], record["outputs"], compute)
-
-
-def _stages(record: dict[str, Any]) -> Outcome:
-    i = record["inputs"]
-
-    def compute() -> dict[str, Any]:
-        sharding = Sharding(pp=i["pp"])
-        return {"layers_per_stage": [len(sharding.stage_layers(i["layers"], s)) for s in range(i["pp"])]}
-
-    return figures(record["id"], record["outputs"], compute)
 
 
 def _model_spec(name: str) -> tuple[ModelSpec, bool, dict[str, str]]:
@@ -205,7 +64,7 @@ def _with_query_heads(spec: ModelSpec, tp: int) -> ModelSpec:
     return ModelSpec.model_validate(body)
 
 
-def _model(record: dict[str, Any]) -> Outcome:
+def model(record: dict[str, Any]) -> Outcome:
     """A whole model: what the planner said, and what the record says of its states."""
     i, expected = record["inputs"], record["outputs"]
     if "error" in expected:
@@ -280,7 +139,8 @@ def _refused(record: dict[str, Any]) -> Outcome:
     return made if same else replace(made, verdict=DIFFERENT)
 
 
-def _instantiated(record: dict[str, Any]) -> Outcome:
+def instantiated(record: dict[str, Any]) -> Outcome:
+    """A model whose real classes the generator built on a faked GPU: backend, block size and planner."""
     i, expected = record["inputs"], record["outputs"]
     known = {option.name for option in OPTIONS}
 
@@ -310,22 +170,3 @@ def _instantiated(record: dict[str, Any]) -> Outcome:
     wanted |= {key: i[key] for key in ("max_in_flight_tokens", "max_num_batched_tokens")}
     wanted["backends"] = set(wanted["backends"])
     return figures(record["id"], wanted, lambda: {k: v for k, v in compute().items() if k in wanted})
-
-
-KINDS: dict[str, Callable[[dict[str, Any]], Outcome]] = {
-    "full_attention": _layer(_full),
-    "sink_full_attention": _layer(_full),
-    "rswa": _layer(_full),
-    "mla": _layer(_mla_layer),
-    "mla_indexer": _layer(lambda i: _mla_layer(i, "index")),
-    "mla_compressed": _layer(_compressed),
-    "sliding_window": _layer(_limited(blocks.SLIDING, "sliding_window", "window")),
-    "chunked_local": _layer(_limited(blocks.CHUNKED, "attention_chunk_size", "chunk")),
-    "cross_attention": _layer(_limited(blocks.CROSS, "max_num_encoder_input_tokens", "encoder")),
-    "encoder_only": _layer(lambda i: replace(_attention_layer(i), kind=blocks.ENCODER)),
-    "mamba": _mamba,
-    "kv_heads_per_rank": _heads,
-    "pp_partition": _stages,
-    "model": _model,
-    "model_instantiated": _instantiated,
-}
