@@ -7,6 +7,7 @@ from kvplan.engines.shared.paged import some
 from kvplan.engines.shared.types import Case, EngineCache, EngineFigure
 from kvplan.engines.vllm.backends import ORDER, SIZES
 from kvplan.engines.vllm.blocks import (
+    CROSS,
     EVERY_TOKEN,
     INTERFACE,
     MAMBA,
@@ -27,11 +28,10 @@ from kvplan.memory.groups import CacheGroup
 from kvplan.memory.parts import Part
 
 NULL = "vLLM 0.33.0, vllm/v1/core/block_pool.py:189-192"
-_READS = {
-    "unread": "rows that attention no longer reads",
-    "reserved": "in-flight tokens and window overhang",
-    MAMBA: "further states of a request",
-}
+_UNREAD = "rows that attention no longer reads"
+_IN_FLIGHT = "in-flight tokens and window overhang"
+_RESERVES = {MAMBA: "further states of a request", CROSS: "encoder budget beyond the input"}
+"""What is reserved by kind of layer; in-flight tokens for all others."""
 
 
 class VllmCache(EngineCache):
@@ -95,13 +95,10 @@ class VllmCache(EngineCache):
             taken = _product(label, group, sequences, layers, Factor("blocks", count), page)
             return some(taken, _product(f"{label}, layer padding", group, sequences, Factor("blocks", count), empty))
 
-        state = spec.kind == MAMBA
-        allocated = both("states" if state else "blocks", blocks.total)
-        reserved = both(_READS[MAMBA] if state else _READS["reserved"], blocks.reserved)
         return Part(
             group.name,
-            allocated,
-            reserved=reserved,
+            both("states" if spec.kind == MAMBA else "blocks", blocks.total),
+            reserved=both(_RESERVES.get(spec.kind, _IN_FLIGHT), blocks.reserved),
             saves=self._saves(group, spec, blocks, context, sequences),
             padding=self._padding(group, spec, blocks, sequences, layers, empty),
         )
@@ -121,7 +118,7 @@ class VllmCache(EngineCache):
         return some(
             _product("page padding", group, sequences, layers, needed, padded),
             _product("empty layer slots", group, sequences, Factor("blocks", blocks.needed + blocks.unread), empty),
-            _product(_READS["unread"], group, sequences, layers, unread, page),
+            _product(_UNREAD, group, sequences, layers, unread, page),
         )
 
     def _saves(
