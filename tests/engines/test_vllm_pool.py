@@ -145,7 +145,7 @@ def test_the_budget_subtracts_graphs_from_0_21_on() -> None:
     assert rule.default_share("0.21.0", 0, 1) == Fraction(9, 10)
     memory = GpuMemory(
         total=80 * GIB, share=Fraction(9, 10), weights=16 * GIB, activations=GIB, graphs=GIB, framework=GIB,
-        version="0.33.0", options={},
+        vocab_size=128256, version="0.33.0", options={},
     )  # fmt: skip
     assert rule.pool(memory) == (72 - 16 - 3) * GIB
     assert rule.busiest({"max_num_batched_tokens": None}, 192 * GIB) == (256, 16384)
