@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from kvplan.breakdown import Product
 from kvplan.engines.shared.memory import GpuMemory, MemoryNeed, PoolRule
 from kvplan.plan.answers import Budget
+from kvplan.plan.engine import capability_of
 from kvplan.plan.needs import activations, framework, graphs
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def _others(resolved: Resolved, total: int) -> tuple[MemoryNeed, ...]:
         from kvplan.plan.calibration import calibrated
 
         return (calibrated(resolved),)
-    requests, tokens = chosen.engine.pool.busiest(chosen.options, total)
+    requests, tokens = chosen.engine.pool.busiest(chosen.options, total, capability_of(resolved.device))
     tp, pp = resolved.sharding.tp, resolved.sharding.pp
     return activations(resolved.spec, tp, requests, tokens), graphs(), framework(tp * pp)
 

@@ -73,7 +73,7 @@ def in_engine(
             raise UsageError(f"{engine.title} has no page size to choose", "drop --page-size")
         options[engine.page_option] = request.page_size
     if engine.tailor:
-        engine = replace(engine, formats=engine.tailor(spec, version, options, _capability(device)))
+        engine = replace(engine, formats=engine.tailor(spec, version, options, capability_of(device)))
     asked = {role: getattr(request, role) for role in ("kv", "k", "v", "latent", "index")}
     native = DTYPES[spec.native_dtype]
     spelled, chosen, skips = choose_formats(engine, version, asked, roles(spec), native)
@@ -116,7 +116,7 @@ def engine_ranks(
             options=chosen.options,
             context=context,
             sequences=sequences,
-            capability=_capability(device),
+            capability=capability_of(device),
             memory_bytes=device.memory_bytes if device else None,
             mtp=mtp,
         )
@@ -130,7 +130,7 @@ def native_engine(chosen: ChosenEngine) -> ChosenEngine:
     return ChosenEngine(chosen.engine, chosen.version, chosen.options, dict.fromkeys(chosen.formats, default))
 
 
-def _capability(device: DeviceSpec | None) -> tuple[int, int] | None:
+def capability_of(device: DeviceSpec | None) -> tuple[int, int] | None:
     """CUDA compute capability, `9.0` as (9, 0); None: not known, or no CUDA."""
     if device is None or not device.compute_capability:
         return None

@@ -148,8 +148,12 @@ def test_the_budget_subtracts_graphs_from_0_21_on() -> None:
         vocab_size=128256, version="0.33.0", options={},
     )  # fmt: skip
     assert rule.pool(memory) == (72 - 16 - 3) * GIB
-    assert rule.busiest({"max_num_batched_tokens": None}, 192 * GIB) == (256, 16384)
-    assert rule.busiest({"max_num_batched_tokens": 4096}, 192 * GIB) == (256, 4096)
+    nothing: dict[str, int | None] = {"max_num_seqs": None, "max_num_batched_tokens": None}
+    assert rule.busiest(nothing, 192 * GIB, (10, 0)) == (1024, 16384)
+    assert rule.busiest(nothing, 80 * GIB, (9, 0)) == (1024, 8192)
+    # The A100 has the defaults of a small card, whatever its memory.
+    assert rule.busiest(nothing, 80 * GIB, (8, 0)) == rule.busiest(nothing, 24 * GIB, (8, 9)) == (256, 2048)
+    assert rule.busiest({"max_num_seqs": 8, "max_num_batched_tokens": 4096}, 80 * GIB, None) == (8, 4096)
 
 
 def test_the_launch_command() -> None:

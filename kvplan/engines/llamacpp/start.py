@@ -17,7 +17,7 @@ def _pool(memory: GpuMemory) -> int:
     return int(memory.share * memory.total) - memory.framework - memory.weights - memory.activations
 
 
-def _busiest(options: Mapping[str, Any], _total: int) -> tuple[int, int]:
+def _busiest(options: Mapping[str, Any], _total: int, _capability: tuple[int, int] | None) -> tuple[int, int]:
     """A batch's logits are 4 bytes each, about a tenth of what a sampling server holds at its peak."""
     batch = options.get("n_ubatch") or options.get("num_batch") or 512
     return max(batch // 10, 1), batch

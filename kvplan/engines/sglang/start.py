@@ -28,7 +28,7 @@ def _pool(memory: GpuMemory) -> int:
     return before - memory.weights - int(before * (1 - memory.share))
 
 
-def _busiest(options: Mapping[str, Any], total: int) -> tuple[int, int]:
+def _busiest(options: Mapping[str, Any], total: int, _capability: tuple[int, int] | None) -> tuple[int, int]:
     requests = options.get("max_running_requests") or default_graph_batch(total, 1)
     return requests, options.get("chunked_prefill_size") or default_chunked_prefill(total)
 

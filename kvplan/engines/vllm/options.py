@@ -37,6 +37,11 @@ OPTIONS = (
         "else 2048. Windows and chunks keep them beside their own.", source=BATCHED,
     ),
     EngineOption(
+        name="max_num_seqs",
+        text="Requests at once: 1024 on GPUs from 70 GiB on (not A100, GB10), else 256. It changes no block, but the "
+        "start-up run samples for as many, which is the peak of activations on a large card.", source=BATCHED,
+    ),
+    EngineOption(
         name="async_scheduling", kind=bool, default=True,
         text="Schedule the next batch while one runs: one batch more is in flight.", source=IN_FLIGHT,
     ),
@@ -157,6 +162,11 @@ def default_batched_tokens(memory_bytes: int, capability: tuple[int, int] | None
     if memory_bytes >= 160 * GIB:
         return 16384
     return 8192 if memory_bytes >= 70 * GIB and capability not in ((8, 0), (12, 1)) else 2048
+
+
+def default_requests(memory_bytes: int, capability: tuple[int, int] | None) -> int:
+    """max_num_seqs of `vllm serve`, by the same rule."""
+    return 1024 if memory_bytes >= 70 * GIB and capability not in ((8, 0), (12, 1)) else 256
 
 
 def _state_mode(case: Case, rules: Rules, speculative: int, notes: list[str]) -> StateMode:

@@ -10,13 +10,12 @@ from typing import Any
 from kvplan.engines.shared.launch import Flag, LaunchSpec
 from kvplan.engines.shared.memory import GpuMemory, PoolRule
 from kvplan.engines.shared.select import number_of
-from kvplan.engines.vllm.options import default_batched_tokens
+from kvplan.engines.vllm.options import default_batched_tokens, default_requests
 from kvplan.engines.vllm.versions import PROJECT, available_bytes
 
 _SERVE = "vLLM documentation, cli/serve; " + PROJECT + "engine/arg_utils.py"
 _ENVIRONMENT = PROJECT + "envs.py"
 _MEMORY = PROJECT + "v1/worker/gpu_worker.py:641-820, config/cache.py:215"
-DEFAULT_REQUESTS = 256
 
 
 def _share(version: str, _total: int, _ranks: int) -> Fraction:
@@ -34,9 +33,10 @@ def _pool(memory: GpuMemory) -> int:
     )
 
 
-def _busiest(options: Mapping[str, Any], total: int) -> tuple[int, int]:
+def _busiest(options: Mapping[str, Any], total: int, capability: tuple[int, int] | None) -> tuple[int, int]:
     """Requests at once, and the tokens of the dummy run."""
-    return DEFAULT_REQUESTS, options.get("max_num_batched_tokens") or default_batched_tokens(total, None)
+    requests = options["max_num_seqs"] or default_requests(total, capability)
+    return requests, options["max_num_batched_tokens"] or default_batched_tokens(total, capability)
 
 
 POOL = PoolRule(
@@ -58,7 +58,7 @@ LAUNCH = LaunchSpec(
     command="vllm serve {model}",
     flags=(
         _flag("context", "--max-model-len {value}"),
-        _flag("batch", "--max-num-seqs {value}"),
+        _flag("max_num_seqs", "--max-num-seqs {value}"),
         _flag("tp", "--tensor-parallel-size {value}"),
         _flag("pp", "--pipeline-parallel-size {value}"),
         _flag("dp", "--data-parallel-size {value}", since="0.9.0"),
