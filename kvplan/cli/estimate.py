@@ -6,13 +6,21 @@ from typing import Any
 
 import click
 
-from kvplan.cli.options import CACHE_OPTIONS, ENGINE_OPTIONS, GPU_OPTIONS, SHARDING_OPTIONS, json_option, plan_options
+from kvplan.cli.options import (
+    CACHE_OPTIONS,
+    ENGINE_OPTIONS,
+    GPU_OPTIONS,
+    SHARDING_OPTIONS,
+    WORKLOAD_OPTIONS,
+    json_option,
+    plan_options,
+)
 from kvplan.plan import PlanRequest, make_plan
 
 
 @click.command("estimate")
 @click.argument("model")
-@plan_options(*CACHE_OPTIONS, *SHARDING_OPTIONS, *ENGINE_OPTIONS, *GPU_OPTIONS)
+@plan_options(*CACHE_OPTIONS, *SHARDING_OPTIONS, *ENGINE_OPTIONS, *GPU_OPTIONS, *WORKLOAD_OPTIONS)
 @click.option("--explain", is_flag=True, help="Print each factor with the field it comes from and the arithmetic.")
 @json_option
 def command(as_json: bool, explain: bool, **fields: Any) -> None:

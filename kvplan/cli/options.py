@@ -39,9 +39,14 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "gpu": {"metavar": "G"},
     "gpu_memory": {"metavar": "SIZE", "callback": _read(parse_bytes, "GPU memory")},
     "bandwidth": {"metavar": "RATE", "callback": _read(parse_bandwidth, "bandwidth")},
-    "util": {"metavar": "SHARE", "type": float, "default": 0.9, "show_default": True},
+    "util": {"metavar": "SHARE", "type": float},
     "weights_dtype": {"metavar": "D"},
     "beyond_max": {"is_flag": True},
+    "lengths": {"metavar": "DIST"},
+    "shared_prefix": {"metavar": "N", "callback": _read(parse_count, "shared prefix"), "default": None},
+    "samples": {"metavar": "N", "callback": _read(parse_count, "samples"), "default": "1", "show_default": True},
+    "draft": {"metavar": "MODEL"},
+    "calibration": {"metavar": "FILE"},
     "engine": {"metavar": "E"},
     "engine_version": {"metavar": "V"},
     "engine_options": {"flag": "--engine-option", "metavar": "NAME=VALUE", "multiple": True},
@@ -95,6 +100,7 @@ CACHE_OPTIONS = (
 SHARDING_OPTIONS = ("tp", "pp", "dp", "dcp", "pcp", "dp_attention")
 GPU_OPTIONS = ("gpu", "gpu_memory", "bandwidth", "util", "weights_dtype", "beyond_max")
 
+WORKLOAD_OPTIONS = ("lengths", "shared_prefix", "samples", "draft", "calibration")
 ENGINE_OPTIONS = ("engine", "engine_version", "engine_options")
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")

@@ -5,6 +5,7 @@ Source: huggingface/text-generation-inference, git db931fc (2026-01-08), read.
 
 from __future__ import annotations
 
+from kvplan.engines.shared.launch import Flag, LaunchSpec
 from kvplan.engines.shared.paged import PagedCache
 from kvplan.engines.shared.types import (
     NATIVE,
@@ -24,6 +25,7 @@ from kvplan.memory.terms import packed_rows
 _PROJECT = "TGI 3 (git db931fc), "
 _BLOCKS = _PROJECT + "server/text_generation_server/models/globals.py:38-46"
 _WINDOW = _PROJECT + "backends/v3/src/block_allocator.rs:172-176"
+_LAUNCHER = _PROJECT + "launcher/src/main.rs and docs/source/reference/launcher.md"
 _BYTES = _PROJECT + "server/text_generation_server/models/flash_causal_lm.py:1519-1566"
 
 BLOCK_SIZES = {"flashinfer": 1, "flashdecoding": 256, "flashdecoding-ipex": 64, "paged": 16}
@@ -104,4 +106,17 @@ ENGINE = Engine(
                    "caching; layers of several kinds all keep every row.", source=_WINDOW),
     ),
     cache=cache,
+    launch=LaunchSpec(
+        command="text-generation-launcher --model-id {model}",
+        flags=(
+            Flag(field="context", text="--max-total-tokens {value}", source=_LAUNCHER),
+            Flag(field="tp", text="--num-shard {value}", source=_LAUNCHER),
+            Flag(field="share", text="--cuda-memory-fraction {value}", source=_LAUNCHER),
+            Flag(field="kv", text="--kv-cache-dtype {value}", source=_LAUNCHER),
+            Flag(field="attention", text="ATTENTION={value}", environment=True, source=_BLOCKS),
+            Flag(field="prefix_caching", text="PREFIX_CACHING=1", off="PREFIX_CACHING=0", environment=True,
+                 source=_BLOCKS),
+        ),
+        source=_LAUNCHER,
+    ),
 )  # fmt: skip

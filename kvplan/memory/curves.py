@@ -26,6 +26,9 @@ class Rank(Protocol):
     def beside(self, tokens: int) -> int | None:
         """Bytes of one more, shorter sequence; None where all slots have one size."""
 
+    def shared_bytes(self, tokens: int) -> int:
+        """Bytes of a prefix that requests can share."""
+
 
 Split = tuple[int, bool]
 """Of one tensor: residual capacity in rows (0 without), and whether it is flushed as a whole."""
@@ -146,6 +149,10 @@ class RankCurves:
     def beside(self, tokens: int) -> int:
         """Bytes of one more, shorter sequence."""
         return self.allocated(tokens)
+
+    def shared_bytes(self, tokens: int) -> int:
+        """Whole pages of a prefix in the curves that keep every row."""
+        return sum(tokens // self.page_size * c.page_bytes for c in self.curves if c.law == RowLaw())
 
     def most_tokens(self, budget: int, ceiling: int) -> int:
         """The most tokens of one sequence, at most `ceiling`, that take `budget` bytes or less; the exact inverse."""

@@ -17,6 +17,7 @@ from kvplan.memory.groups import CacheFormats
 from kvplan.memory.parts import NAMED_DIFFERENCES, parts_tree
 from kvplan.plan.answers import Capacity, FixedRequests, Gain, GainRatio, PreallocatedPool
 from kvplan.plan.capacity import capacity, check_weights_dtype, fit_at, verdict
+from kvplan.plan.draft import with_draft
 from kvplan.plan.engine import EngineRank
 from kvplan.plan.notes import plan_notes
 from kvplan.plan.resolve import Resolved, resolve
@@ -76,6 +77,8 @@ def _engine_summary(resolved: Resolved, room: Capacity | None) -> EngineSummary 
     chosen, rank = resolved.engine, resolved.ranks[resolved.stage]
     if chosen is None or not isinstance(rank, EngineRank):
         return None
+    from kvplan.plan.launch import launch_of
+
     context = resolved.request.context or resolved.spec.max_context
     return EngineSummary(
         name=chosen.engine.name,
@@ -84,6 +87,7 @@ def _engine_summary(resolved: Resolved, room: Capacity | None) -> EngineSummary 
         formats=chosen.formats,
         options=chosen.options,
         page_size=resolved.page_size,
+        launch=launch_of(resolved),
         figures=rank.cache.figures(context, room.pool_bytes if room and room.pool_bytes > 0 else None),
     )
 
@@ -173,7 +177,7 @@ def _gain(resolved: Resolved, kv: KvFigures, room: Capacity | None) -> Gain | No
     ratio = Fraction(before, kv.allocated_bytes)
     pool = None
     if room:
-        was = fit_at(ranks, room.pool_bytes, kv.context, resolved.sharding.dp)
+        was = fit_at(with_draft(ranks, resolved.draft), room.pool_bytes, kv.context, resolved.sharding.dp)
         pool = PreallocatedPool(
             pool_bytes=room.pool_bytes,
             requests_before=was.requests,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kvplan.errors import UsageError
@@ -48,9 +48,15 @@ class EngineRank:
         """Bytes of one more, shorter sequence; None where all slots have one size."""
         return self.cache.beside(tokens)
 
+    def shared_bytes(self, tokens: int) -> int:
+        """Bytes of a prefix that requests can share."""
+        return self.cache.shared_bytes(tokens)
 
-def in_engine(request: PlanRequest, spec: ModelSpec) -> tuple[PlanRequest, ChosenEngine]:
-    """The request with every format spelled out as the engine stores it.
+
+def in_engine(
+    request: PlanRequest, spec: ModelSpec, device: DeviceSpec | None = None
+) -> tuple[PlanRequest, ChosenEngine]:
+    """The request with every format spelled out as the engine stores it, on that device where it is known.
 
     Raises:
         UsageError: unknown engine, version, option or format, each with the nearest that exists.
@@ -66,6 +72,8 @@ def in_engine(request: PlanRequest, spec: ModelSpec) -> tuple[PlanRequest, Chose
         if engine.page_option is None:
             raise UsageError(f"{engine.title} has no page size to choose", "drop --page-size")
         options[engine.page_option] = request.page_size
+    if engine.tailor:
+        engine = replace(engine, formats=engine.tailor(spec, version, options, _capability(device)))
     asked = {role: getattr(request, role) for role in ("kv", "k", "v", "latent", "index")}
     native = DTYPES[spec.native_dtype]
     spelled, chosen, skips = choose_formats(engine, version, asked, roles(spec), native)
@@ -93,10 +101,6 @@ def engine_ranks(
     """One rank of every pipeline stage."""
     from kvplan.engines.shared.types import Case
 
-    capability = None
-    if device and device.compute_capability:
-        major, minor = device.compute_capability.split(".")
-        capability = (int(major), int(minor))
     made = []
     for stage, groups in enumerate(stages):
         case = Case(
@@ -110,7 +114,7 @@ def engine_ranks(
             options=chosen.options,
             context=context,
             sequences=sequences,
-            capability=capability,
+            capability=_capability(device),
             memory_bytes=device.memory_bytes if device else None,
             mtp=mtp,
         )
@@ -122,6 +126,14 @@ def native_engine(chosen: ChosenEngine) -> ChosenEngine:
     """The same engine with its default format for every tensor."""
     default = chosen.engine.formats[0].option
     return ChosenEngine(chosen.engine, chosen.version, chosen.options, dict.fromkeys(chosen.formats, default))
+
+
+def _capability(device: DeviceSpec | None) -> tuple[int, int] | None:
+    """CUDA compute capability, `9.0` as (9, 0); None: not known, or no CUDA."""
+    if device is None or not device.compute_capability:
+        return None
+    major, minor = device.compute_capability.split(".")
+    return int(major), int(minor)
 
 
 def _constant(groups: Sequence[CacheGroup]) -> int:

@@ -154,7 +154,7 @@ def _row(resolved: Resolved, gpus: int) -> dict[str, Any]:
         "dcp": sharding.dcp,
         "dp_attention": sharding.dp_attention,
         "weights_bytes": weights,
-        "pool_bytes": usable_bytes(memory, request.util) - weights if memory else None,
+        "pool_bytes": usable_bytes(memory, resolved.share) - weights if memory else None,
         "requests": swept.requests,
         "tokens": swept.tokens,
         "tokens_per_gpu": None if swept.tokens is None else Ratio.quotient(swept.tokens, gpus),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from kvplan.errors import UsageError
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from kvplan.specs.device import DeviceSpec
     from kvplan.specs.model import ModelSpec
 
+DEFAULT_SHARE = Fraction(9, 10)
 PUBLISHED = "published"
 """`weights_dtype` for the byte count that the spec itself states."""
 
@@ -41,6 +43,8 @@ class Resolved:
         ranks: what each of `stages` holds at any length, for searches and sweeps.
         page_size: tokens per page; None in an engine without pages.
         engine: the engine whose allocation is computed; None: kvplan's own.
+        share: of the GPU's memory, as asked, as the engine takes it, or 0.9.
+        draft: the draft model in the same layout; None without one.
         notes: what the user should know about options that have no effect.
     """
 
@@ -56,6 +60,8 @@ class Resolved:
     page_size: int | None
     notes: tuple[str, ...]
     engine: ChosenEngine | None = None
+    share: Fraction = DEFAULT_SHARE
+    draft: Resolved | None = None
 
     @property
     def groups(self) -> tuple[CacheGroup, ...]:
@@ -100,21 +106,21 @@ def resolve(request: PlanRequest, spec: ModelSpec | None = None, device: DeviceS
     check_count(request.batch, "batch")
     if request.page_size is not None:
         check_count(request.page_size, "page size")
-    if not 0 < request.util <= 1:
+    if request.util is not None and not 0 < request.util <= 1:
         raise UsageError(
             f"util {request.util} is not a share of memory", "give a number above 0 and up to 1, such as 0.9"
         )
     spec = spec or _load_spec(request)
     if request.engine is None and (request.engine_version or request.engine_options):
         raise UsageError("an engine's version or option is given, but no engine", "add --engine; see: kvplan engines")
+    device = device or _load_device(request)
     asked_page, chosen = request.page_size, None
     if request.engine:
-        request, chosen = in_engine(request, spec)
+        request, chosen = in_engine(request, spec, device)
     formats, notes = _formats(request, spec)
     _check_context(request, spec)
     sharding = check_sharding(request, spec)
     notes += _mtp_notes(request, spec)
-    device = device or _load_device(request)
     stages = sharded_groups(spec, formats, sharding, request.mtp)
     plain = sharding == Sharding()
     unsharded = stages[0] if plain else cache_groups(spec, formats, mtp=request.mtp)
@@ -130,9 +136,29 @@ def resolve(request: PlanRequest, spec: ModelSpec | None = None, device: DeviceS
     stage = fullest_stage(ranks, request.context or spec.max_context, sharding.sequences(request.batch))
     echo = _echo(request, spec, formats)
     # An engine may make larger pages than it is asked for, so there the echo repeats what was asked.
-    update = {**echo, "page_size": asked_page if chosen else page_size, "dp": sharding.dp}
+    share = _share(request, chosen, device, sharding)
+    page = asked_page if chosen else page_size
+    update = {**echo, "page_size": page, "dp": sharding.dp, "util": float(share)}
     echoed = request.model_copy(update=update)
-    return Resolved(echoed, spec, device, formats, sharding, stages, stage, unsharded, ranks, page_size, notes, chosen)
+    found = Resolved(
+        echoed, spec, device, formats, sharding, stages, stage, unsharded, ranks, page_size, notes, chosen, share
+    )
+    if not request.draft:
+        return found
+    from kvplan.plan.draft import resolve_draft
+
+    return replace(found, draft=resolve_draft(found))
+
+
+def _share(
+    request: PlanRequest, chosen: ChosenEngine | None, device: DeviceSpec | None, sharding: Sharding
+) -> Fraction:
+    """The share of memory: exact in the decimal that the user wrote, else the engine's own default."""
+    if request.util is not None:
+        return Fraction(str(request.util))
+    if chosen is None or device is None:
+        return DEFAULT_SHARE
+    return chosen.engine.pool.default_share(chosen.version, device.memory_bytes, sharding.tp * sharding.pp)
 
 
 def sharded_groups(

@@ -14,6 +14,7 @@ from kvplan.errors import InputError
 from kvplan.memory.figures import SUMMED, Figures, GroupFigures, KvFigures
 from kvplan.memory.parts import NAMED_DIFFERENCES
 from kvplan.memory.terms import LOGICAL_KINDS
+from kvplan.plan.answers import Capacity
 from kvplan.plan.capacity import usable_bytes
 from kvplan.plan.types import PlanFields
 from kvplan.units import cdiv
@@ -143,8 +144,9 @@ def _check_sharding(plan: PlanFields) -> None:
 def _check_capacity(plan: PlanFields) -> None:
     room, gain = plan.capacity, plan.gain
     if room:
-        _same("capacity.usable_bytes", room.usable_bytes, usable_bytes(room.memory_bytes, room.util))
-        _same("capacity.pool_bytes", room.pool_bytes, room.usable_bytes - room.weights.nbytes)
+        share = Fraction(str(room.util))
+        _same("capacity.usable_bytes", room.usable_bytes, usable_bytes(room.memory_bytes, share))
+        _check_pool(plan, room, share)
     if gain and plan.kv:
         fixed = gain.fixed_requests
         _same("gain.fixed_requests.after_bytes", fixed.after_bytes, plan.kv.allocated_bytes)
@@ -153,6 +155,23 @@ def _check_capacity(plan: PlanFields) -> None:
             fixed.ratio.numerator * fixed.after_bytes,
             fixed.ratio.denominator * fixed.before_bytes,
         )
+
+
+def _check_pool(plan: PlanFields, room: Capacity, share: Fraction) -> None:
+    """The pool is what is left beside the weights, or what the engine's rule makes of the needs."""
+    if room.budget is None or plan.engine is None:
+        loaded = room.weights.nbytes + (room.draft.weights.nbytes if room.draft else 0)
+        _same("capacity.pool_bytes", room.pool_bytes, room.usable_bytes - loaded)
+        return
+    from kvplan.engines import load_engine
+    from kvplan.plan.budget import pool_range
+
+    engine, budget = plan.engine, room.budget
+    rule = load_engine(engine.name).pool
+    low, high = pool_range(rule, budget.needs, room.memory_bytes, share, engine.version, engine.options)
+    _same("capacity.pool_bytes", room.pool_bytes, low)
+    _same("capacity.budget.pool_low_bytes", budget.pool_low_bytes, low)
+    _same("capacity.budget.pool_high_bytes", budget.pool_high_bytes, high)
 
 
 def _same(name: str, stored: int | Fraction, computed: int | Fraction) -> None:

@@ -120,7 +120,7 @@ class Kind:
         self._pool: int | None = None
         weights = weights_term(resolved).nbytes
         if resolved.device:
-            self._pool = usable_bytes(resolved.device.memory_bytes, self._request.util) - weights
+            self._pool = usable_bytes(resolved.device.memory_bytes, resolved.share) - weights
 
     def plan(self, context: int | None, batch: int) -> Swept:
         """The figures at one context and batch."""

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from kvplan.engines.shared.launch import Launch
 from kvplan.memory.figures import KvFigures
 from kvplan.memory.parts import EngineFigure
 from kvplan.plan.answers import STRICT, Capacity, Gain, Tree, Verdict
@@ -77,12 +78,22 @@ class PlanRequest(BaseModel):
     """Memory of a GPU without a name, such as 24GiB."""
     bandwidth: int | None = None
     """Memory bandwidth of a GPU without a name, such as 936GB/s."""
-    util: float = 0.9
-    """Share of the GPU's memory that weights and cache may fill."""
+    util: float | None = None
+    """Share of the GPU's memory that weights and cache may fill; default 0.9, or what the engine takes."""
     weights_dtype: str | None = None
     """Number type of the weights: fp32 bf16 fp16 fp8 int8 int4, or `published` for the spec's own byte count."""
     beyond_max: bool = False
     """Allow a context above the model's maximum."""
+    lengths: str | None = None
+    """Lengths of requests: quantiles such as p50=2k,p95=16k, or a CSV or JSONL trace."""
+    shared_prefix: int | None = None
+    """Tokens at the start that all requests have in common, held once where the engine shares them."""
+    samples: int = 1
+    """Sequences sampled for each request."""
+    draft: str | None = None
+    """Draft model for speculative decoding: its weights and cache are charged too."""
+    calibration: str | None = None
+    """File written by kvplan reconcile --save: measured memory beside weights and cache, instead of estimates."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +165,7 @@ class EngineSummary:
         options: every option of the engine that changes bytes; None: worked out from model and GPU.
         page_size: tokens per page of growing caches; None in an engine without pages.
         figures: what the engine itself would report, such as its number of blocks.
+        launch: the command that starts it like this; None where kvplan writes none.
     """
 
     name: str
@@ -163,6 +175,7 @@ class EngineSummary:
     options: dict[str, int | float | bool | str | None]
     page_size: int | None
     figures: tuple[EngineFigure, ...]
+    launch: Launch | None = None
 
     __pydantic_config__: ClassVar[Any] = STRICT
 

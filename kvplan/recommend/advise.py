@@ -81,7 +81,7 @@ def _asked(formats: dict[str, str]) -> str:
 
 
 def _choice(c: Candidate, reason: str) -> Choice:
-    return Choice(k=c.k, v=c.v, latent=c.latent, engine_formats=c.engine_formats, reason=reason)
+    return Choice(k=c.k, v=c.v, latent=c.latent, engine_formats=c.engine_formats, launch=c.launch, reason=reason)
 
 
 def name(c: Candidate | Choice) -> str:

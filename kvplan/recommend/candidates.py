@@ -99,6 +99,7 @@ def _candidate(request: RecommendRequest, spec: ModelSpec, device: DeviceSpec, f
         v=echo.v,
         latent=echo.latent,
         engine_formats=plan.engine.formats if plan.engine else {},
+        launch=plan.engine.launch.text if plan.engine and plan.engine.launch else None,
         allocated_bytes=plan.kv.allocated_bytes + plan.kv.constant_bytes,
         requests=plan.capacity.requests or 0,
         fits=plan.verdict.fits,

@@ -44,6 +44,8 @@ class Candidate(_Data):
     latent: str | None
     engine_formats: dict[str, str]
     """The engine's own option by tensor role; empty without an engine."""
+    launch: str | None
+    """The command that starts the engine with it; None without an engine."""
     allocated_bytes: int
     """Cache of all requests, constant scales included."""
     requests: int
@@ -71,6 +73,8 @@ class Choice(_Data):
     latent: str | None
     engine_formats: dict[str, str]
     """The engine's own option by tensor role; empty without an engine."""
+    launch: str | None
+    """The command that starts the engine with it; None without an engine."""
     reason: str
 
 

@@ -22,6 +22,8 @@ def print_recommendation(result: Recommendation, console: QuietConsole | None = 
     console.print(Text(head, style="bold"))
     console.print(Text(f"recommended: {name(result.recommended)}", style="bold"))
     console.print(Text(f"  {result.recommended.reason}"), soft_wrap=True)
+    if result.recommended.launch:
+        console.print(Text(f"  {result.recommended.launch}"), soft_wrap=True)
     if result.runner_up is not None:
         console.print(Text(f"runner-up: {name(result.runner_up)}: {result.runner_up.reason}"), soft_wrap=True)
     ranked = [c for c in result.candidates if c.ranked]

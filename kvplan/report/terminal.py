@@ -37,6 +37,7 @@ def print_plan(plan: Plan, console: Console | None = None, explain: bool = False
             console.print(Text(_hanging(line, console.width)), soft_wrap=True)
     sections = {
         "Engine": rows.engine_lines(plan),
+        "Launch": rows.launch_lines(plan),
         "GPUs": rows.sharding_lines(plan),
         "Capacity": rows.capacity_lines(plan),
         "Verdict": rows.verdict_lines(plan),

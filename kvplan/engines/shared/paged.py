@@ -70,6 +70,13 @@ class PagedCache(EngineCache):
         )  # fmt: skip
         return Part(group.name, some(taken), padding=some(extra))
 
+    def shared_bytes(self, tokens: int) -> int:
+        """Whole pages of a prefix in the groups that keep every row; windows and states are each request's own."""
+        assert self.page_size is not None
+        pages = tokens // self.page_size
+        growing = (g for g in self.case.groups if g.law.grows and g.law.stride == 1)
+        return pages * sum(g.layers * g.layout.page_bytes(self.page_size) for g in growing)
+
     def state_part(self, group: CacheGroup, sequences: int) -> Part:
         """One copy of every state per sequence."""
         return Part(

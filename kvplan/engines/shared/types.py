@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from kvplan.engines.shared.launch import LaunchSpec
+from kvplan.engines.shared.memory import DEFAULT_POOL, PoolRule
 from kvplan.formats.grammar import parse_any
 from kvplan.formats.grid import row_bytes
 from kvplan.memory.groups import CacheFormats, CacheGroup
@@ -38,6 +40,7 @@ class EngineFormat:
         since, until: first and last version that has it; empty: all covered ones.
         capabilities: inclusive ranges of CUDA compute capability that have it; empty: any.
         aliases: other values with the same rows.
+        compute: in which type attention multiplies with it, in words.
         skips: rules for single layers that the engine adds by itself, as `--layers` takes them.
     """
 
@@ -54,6 +57,7 @@ class EngineFormat:
     until: str = ""
     capabilities: tuple[tuple[tuple[int, int], tuple[int, int]], ...] = ()
     aliases: tuple[str, ...] = ()
+    compute: str = ""
     skips: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -168,9 +172,16 @@ class EngineCache(ABC):
         """Bytes of one more, shorter request; None where all slots have one size."""
         return self.held(tokens, 1) - self.held(tokens, 0)
 
+    def shared_bytes(self, tokens: int) -> int:
+        """Bytes of the rows of a prefix that requests can share, counted once; 0 where the engine shares none."""
+        return 0
+
     def figures(self, context: int, pool_bytes: int | None = None) -> tuple[EngineFigure, ...]:
         """What the engine itself would report: page sizes and blocks; with the bytes of its pool also what fits."""
         return ()
+
+
+Tailor = Callable[["ModelSpec", str, Mapping[str, Any], tuple[int, int] | None], tuple[EngineFormat, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +198,10 @@ class Engine:
             Raises UsageError where the engine refuses the combination, UnsupportedError where kvplan has no rule yet.
         apart: whether K and V are chosen each from `formats`.
         page_option: the option that `--page-size` sets; None: the engine has no page size to set.
+        pool: how the engine sizes its pool on a GPU.
+        launch: how it is started; None: kvplan writes no command for it.
+        tailor: the formats as this model, version, options and CUDA compute capability (None: not known) have them, the
+            default first, where one option stands for different rows; None: `formats` as they are.
     """
 
     name: str
@@ -199,3 +214,6 @@ class Engine:
     cache: Callable[[Case], EngineCache]
     apart: bool = False
     page_option: str | None = None
+    pool: PoolRule = DEFAULT_POOL
+    launch: LaunchSpec | None = None
+    tailor: Tailor | None = None
