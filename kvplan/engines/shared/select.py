@@ -124,18 +124,27 @@ def choose_formats(
     """
     formats = available(engine, version)
     picked: dict[str, EngineFormat] = {}
+    # An engine with an option for K and one for V has both whatever the model keeps; a latent is stored as K is.
+    asks = present | {"k", "v"} if engine.apart else present
     for role in ROLES:
-        if role not in present:
+        if role not in asks:
             continue
-        text = asked.get(role) or (asked.get("kv") if role != "index" else None)
-        picked[role] = _find(engine, version, formats, role, text, native) if text else formats[0]
+        as_k = asked.get("k") if engine.apart and role == "latent" else None
+        text = asked.get(role) or as_k or (asked.get("kv") if role != "index" else None)
+        try:
+            picked[role] = _find(engine, version, formats, role, text, native) if text else formats[0]
+        except UnsupportedError:
+            # What is asked fits another tensor of the model only.
+            if role in present:
+                raise
     if "index" in picked and not asked.get("index"):
         # Index keys follow the format of the rows that they index.
         follows = picked.get("latent") or picked.get("k")
         picked["index"] = follows if follows is not None and follows.index else picked["index"]
     _check_joint(engine, picked, asked)
-    spelled = {role: native if getattr(f, role) == NATIVE else getattr(f, role) for role, f in picked.items()}
-    for role, f in picked.items():
+    stored = {role: f for role, f in picked.items() if role in present}
+    spelled = {role: native if getattr(f, role) == NATIVE else getattr(f, role) for role, f in stored.items()}
+    for role, f in stored.items():
         if not getattr(f, role):
             raise UsageError(
                 f"{engine.title} {version} has no {f.option} for the {role} of this model",
