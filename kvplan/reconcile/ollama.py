@@ -5,13 +5,13 @@ Its sizes have one decimal (format/bytes.go). Sources name files of ollama/ollam
 
 from __future__ import annotations
 
-from kvplan.reconcile import llama_cpp
+from kvplan.reconcile import llamacpp
 from kvplan.reconcile.rules import Figure, LogFormat, Rule
 
 _SIZE = r"\"?{%s} ?(?P<unit>[KMGT]?i?B)\"?"
 _DEVICE = r"device=\"?(?P<of>[A-Za-z_]+\d*)[^ ]* size="
 
-FIGURES = llama_cpp.FIGURES | {
+FIGURES = llamacpp.FIGURES | {
     "kv_estimate": Figure("KV cache by Ollama's estimate", "*", 1),
     "weights_estimate": Figure("weights by Ollama's estimate", "*", 1),
     "graph_estimate": Figure("compute graph by Ollama's estimate", "*", 1),
@@ -63,14 +63,14 @@ FORMAT = LogFormat(
     title="Ollama",
     figures=FIGURES,
     # The server outlives the processes that hold its models, so llama.cpp's own start is none of the server's.
-    rules=(*OWN, *(rule for rule in llama_cpp.RULES if rule.effect != "start")),
-    capacity=llama_cpp.FORMAT.capacity | {"kv_estimate", "kv_device"},
+    rules=(*OWN, *(rule for rule in llamacpp.RULES if rule.effect != "start")),
+    capacity=llamacpp.FORMAT.capacity | {"kv_estimate", "kv_device"},
     capacity_lines=(
-        "msg=\"kv cache\" device=D size=\"X GiB\"", "memory.required.kv=\"X GiB\"", *llama_cpp.FORMAT.capacity_lines,
+        "msg=\"kv cache\" device=D size=\"X GiB\"", "memory.required.kv=\"X GiB\"", *llamacpp.FORMAT.capacity_lines,
     ),
     expected=((("kv_device", "kv_estimate", "size", "kv_self"), "msg=\"kv cache\" device=D size=\"X GiB\""),),
     latest=frozenset({"kv_device", "weights_device", "graph_device", "total_memory", "context", "slots", "batch",
                       "kv_estimate"}),
-    wraps="llama-cpp",
+    wraps="llamacpp",
     signs=frozenset(rule.hint for rule in OWN if "msg=" in rule.pattern or rule.hint.startswith(("memory.", "OLLAMA"))),
 )  # fmt: skip

@@ -35,7 +35,7 @@ class StartUp:
     """One start of one engine.
 
     Attributes:
-        engine: as kvplan names it (`vllm`, `llama-cpp`, ...).
+        engine: as kvplan names it (`vllm`, `llamacpp`, ...).
         title: as its project writes it.
         version: as the log says; None where it does not.
         model: the model's name or the last part of its path; None where the log has neither.
@@ -44,6 +44,7 @@ class StartUp:
         missing: lines that a complete start has and this log lacks, in words.
         restarts: starts in the log besides this one.
         notes: what the reader should know: which start was used, what was cut.
+        header: numbers of the model file's header, where the log repeats them (llama.cpp).
     """
 
     engine: str
@@ -55,6 +56,7 @@ class StartUp:
     missing: tuple[str, ...] = ()
     restarts: int = 0
     notes: tuple[str, ...] = ()
+    header: tuple[tuple[str, str], ...] = ()
 
     @property
     def ranks(self) -> tuple[str, ...]:

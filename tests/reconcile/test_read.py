@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvplan.errors import InputError
-from kvplan.reconcile.llama_cpp import CACHES
+from kvplan.reconcile.llamacpp import CACHES
 from kvplan.reconcile.read import FORMATS
 from kvplan.reconcile.run import read_log
 from kvplan.reconcile.types import StartUp, total
@@ -211,5 +211,5 @@ def test_every_golden_log_of_llama_cpp(shared: Path, tmp_path: Path) -> None:
         path.write_text("\n".join(record["log"]))
         start = read_log(path)
         mib, half = total(start.all(*CACHES))
-        assert start.engine == "llama-cpp" and not start.restarts
+        assert start.engine == "llamacpp" and not start.restarts
         assert abs(mib * 2**20 - record["total_bytes"]) <= half * 2**20, record["model"]

@@ -183,7 +183,7 @@ def _trt(name: str, version: str, pool: str, tokens: int, block: int, blocks: in
     )
     figures = plain(pool=pool, tokens=str(tokens), block_size=str(block), weights="15316")
     figures |= plain(blocks=str(blocks)) if blocks else {}
-    return Written(name, "tensorrt-llm", version, None, lines, figures,
+    return Written(name, "trtllm", version, None, lines, figures,
                    ("paged KV cache (", "KV cache primary pool"), "[1,{rank}]<stdout>: ")  # fmt: skip
 
 
@@ -195,7 +195,7 @@ TENSORRT_LLM = (
     _trt("qwen3 fp8", "1.0.0", "2.33", 33984, 32, 1062),
     _trt("h100", "0.16.0", "62.99", 294848, 64, 4607,
          "Memory usage when calculating max tokens in paged kv cache: total: 79.10 GiB, available: 63.62 GiB"),
-    Written("2023", "tensorrt-llm", "0.5.0", None, (
+    Written("2023", "trtllm", "0.5.0", None, (
         "[TensorRT-LLM] TensorRT-LLM version: 0.5.0",
         "[TensorRT-LLM][INFO] Allocated 69524783104 bytes for k/v cache. ",
         "[TensorRT-LLM][INFO] Using 132608 tokens in paged KV cache.",
@@ -295,7 +295,7 @@ def _llama(name: str, figures: Figures, *lines: str, model: str = "Qwen3.5-9B-Q8
         "llama_model_load_from_file_impl: using device CUDA0 (NVIDIA GeForce RTX 3090) - 23525 MiB free",
         _META.format("/srv/models/" + model),
     )
-    return Written(name, "llama-cpp", "6123", model, (*start, *lines), figures,
+    return Written(name, "llamacpp", "6123", model, (*start, *lines), figures,
                    ("size = ", "self size", "buffer size"))  # fmt: skip
 
 

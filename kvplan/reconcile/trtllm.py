@@ -68,7 +68,7 @@ RULES = (
 )  # fmt: skip
 
 FORMAT = LogFormat(
-    engine="tensorrt-llm",
+    engine="trtllm",
     title="TensorRT-LLM",
     figures=FIGURES,
     rules=RULES,

@@ -1,0 +1,73 @@
+"""A log's figures beside kvplan's on a terminal or in a pipe."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from kvplan.reconcile.result import Compared, Reconciliation
+from kvplan.reconcile.types import Printed
+from kvplan.report.terminal import QuietConsole, bullet
+from kvplan.units import format_bytes
+
+
+def print_reconciliation(found: Reconciliation, console: QuietConsole | None = None) -> None:
+    """The start, the table of figures, causes, the memory beside the cache, what is missing."""
+    console = console or QuietConsole(highlight=False, markup=False, emoji=False)
+    start = found.start
+    version = f" {start.version}" if start.version else ""
+    rules = f"rules of {found.engine} {found.version}"
+    console.print(Text(f"{start.title}{version}: {found.model} ({found.model_from}; {rules})", style="bold"))
+    if found.compared:
+        console.print(_table(found.compared))
+    verdict = "every figure agrees" if found.agrees else "not every figure agrees"
+    console.print(Text(verdict if found.compared else "no figure of this log has one of kvplan's beside it"))
+    if found.deciding:
+        console.print(Text(f"rank {found.deciding} has the least memory and decides"))
+    beside = found.beside
+    lines = {
+        "Causes": list(found.causes),
+        "Beside weights and cache": [f"{_range(beside.low_bytes, beside.high_bytes)} = {beside.formula}"]
+        if beside
+        else [f"not known: {found.why_not}"],
+        "Also printed": [_other(p) for p in found.others],
+        "Missing in the log": list(start.missing),
+        "Notes": list(found.notes),
+    }
+    for heading, texts in lines.items():
+        if texts:
+            console.print()
+            console.print(Text(heading, style="bold"))
+        for text in texts:
+            console.print(Text(bullet(text, console.width)), soft_wrap=True)
+
+
+def _table(compared: tuple[Compared, ...]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("figure", overflow="fold")
+    for heading in ("printed", "kvplan", "residual"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("how", overflow="fold")
+    for c in compared:
+        kvplan = _plain(c.low) if c.low == c.high else f"{_plain(c.low)} to {_plain(c.high)}"
+        name = " ".join(filter(None, (c.text, c.printed.of, c.printed.rank)))
+        residual = "0" if c.agrees else f"{c.residual:+,.6g}"
+        cells = (name, f"{c.printed.value:,} {c.printed.unit}".strip(), kvplan, residual, c.formula)
+        table.add_row(*(Text(cell) for cell in cells))
+    return table
+
+
+def _plain(value: Decimal) -> str:
+    return f"{int(value):,}" if value == value.to_integral_value() else f"{value:,.4f}"
+
+
+def _range(low: int, high: int) -> str:
+    return format_bytes(low) if low == high else f"{format_bytes(low)} to {format_bytes(high)}"
+
+
+def _other(p: Printed) -> str:
+    where = " ".join(filter(None, (p.of, p.rank)))
+    return f"{p.name}: {p.value:,} {p.unit}".rstrip() + (f" ({where})" if where else "") + f", line {p.line:,}"
