@@ -13,7 +13,9 @@ from kvplan.engines.llamacpp.builds import NEWEST
 from kvplan.engines.llamacpp.cache import LlamaCache
 from kvplan.engines.llamacpp.check import SLOTS
 from kvplan.engines.llamacpp.families import family
+from kvplan.engines.llamacpp.start import POOL
 from kvplan.engines.llamacpp.tensors import float_states, row_layout
+from kvplan.engines.shared.launch import Flag, LaunchSpec
 from kvplan.engines.shared.types import (
     Case,
     Engine,
@@ -170,4 +172,15 @@ ENGINE = Engine(
                    "takes 6.25% and 12.5% more."),
     ),
     cache=OllamaCache,
+    pool=POOL,
+    launch=LaunchSpec(
+        command="ollama serve",
+        flags=(
+            Flag(field="context", text="OLLAMA_CONTEXT_LENGTH={value}", environment=True, source=_ENV),
+            Flag(field="batch", text="OLLAMA_NUM_PARALLEL={value}", environment=True, source=_ENV),
+            Flag(field="kv", text="OLLAMA_KV_CACHE_TYPE={value}", environment=True, source=_TYPES),
+            Flag(field="flash_attention", text="OLLAMA_FLASH_ATTENTION={value}", environment=True, source=_ENV),
+        ),
+        source=_ENV,
+    ),
 )  # fmt: skip

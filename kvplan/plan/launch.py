@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvplan.engines.shared.launch import Launch, write_launch
@@ -24,6 +25,8 @@ def launch_of(resolved: Resolved) -> Launch | None:
     now = number_of(chosen.version)
     has = {flag.text: not flag.since or not now or now >= number_of(flag.since) for flag in spec.flags}
     model = resolved.spec.hf_ids[0] if resolved.spec.hf_ids else request.model
+    if spec.file and not request.model.endswith(Path(spec.file).suffix):
+        model = spec.file
     values = _values(resolved)
     known = {flag.field for flag in spec.flags}
     # Lengths and numbers of requests limit a server; one that takes any needs no option for them.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from kvplan.engines.llamacpp.builds import NEWEST, OLD
 from kvplan.engines.llamacpp.cache import CELLS, CUDA, HOST, STATES, WINDOWS, LlamaCache
 from kvplan.engines.llamacpp.formats import FORMATS, TYPES
+from kvplan.engines.llamacpp.start import LAUNCH, POOL
 from kvplan.engines.shared.types import Engine, EngineOption, EngineRule, EngineVersion
 
 _SERVER = "llama.cpp b11434, tools/server/server.cpp:168-186"
@@ -89,4 +90,6 @@ ENGINE = Engine(
                    "one type for K and V."),
     ),
     cache=LlamaCache,
+    pool=POOL,
+    launch=LAUNCH,
 )  # fmt: skip

@@ -42,12 +42,14 @@ class LaunchSpec:
         command: with `{model}`.
         language: shell, or python where the engine is a library.
         closing: what ends a python call.
+        file: of an engine that starts a file, the file's name where the plan's model is none.
     """
 
     command: str
     flags: tuple[Flag, ...] = field(default=())
     language: str = "shell"
     closing: str = ""
+    file: str = ""
     source: str = ""
 
 
