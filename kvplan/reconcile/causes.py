@@ -12,13 +12,14 @@ _DRAFTS = ("num_speculative_tokens", "num_spec_tokens", "speculative_algorithm",
 _ROUNDING = Decimal("0.002")
 
 
-def causes_of(start: StartUp, plain: Sequence[Compared], supposed: str, tried: int) -> tuple[str, ...]:
+def causes_of(start: StartUp, plain: Sequence[Compared], supposed: str, tried: int, versions: int) -> tuple[str, ...]:
     """Why figures of the log's plain reading differ.
 
     Args:
         plain: figures by the log's plain reading.
         supposed: with which supposition all figures agree; empty: with none.
         tried: how many readings were asked.
+        versions: how many versions kvplan covers.
     """
     off = [c for c in plain if not c.agrees]
     if not off and not supposed:
@@ -34,7 +35,7 @@ def causes_of(start: StartUp, plain: Sequence[Compared], supposed: str, tried: i
     made += _fewer_layers(off)
     if any(start.option(name) not in (None, "None", "0") for name in _DRAFTS) or start.all("draft_ssm"):
         made.append("The engine speculates: a draft model or prediction layers hold a cache that this plan lacks.")
-    if start.version is None:
+    if start.version is None and versions > 1:
         made.append("The log does not name the engine's version; kvplan asked the rules of all that it covers.")
     made.append(f"None of {tried} readings of what the log leaves open makes all figures agree.")
     return tuple(made)

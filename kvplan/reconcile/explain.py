@@ -51,6 +51,9 @@ def explain(start: StartUp, model: str | None = None, gpu: str | None = None) ->
     chosen = best if best.agrees else plain
     memory = device.memory_bytes if device else None
     beside = explainer.beside(start, chosen.resolved, memory)
+    if not isinstance(beside, str) and beside.high_bytes < 0:
+        beside = f"less than nothing is left ({beside.formula}); are these figures of one rank of this GPU?"
+    supposed = best.attempt.cause if best is not plain and best.agrees else ""
     engine = chosen.resolved.engine
     assert engine is not None
     names = {c.printed.name for c in chosen.compared}
@@ -66,7 +69,7 @@ def explain(start: StartUp, model: str | None = None, gpu: str | None = None) ->
         compared=tuple(chosen.compared),
         others=tuple(p for p in start.printed if p.name not in names),
         deciding=deciding.rank if deciding and len(ranks) > 1 else "",
-        causes=causes_of(start, plain.compared, best.attempt.cause if best is not plain and best.agrees else "", tried),
+        causes=causes_of(start, plain.compared, supposed, tried, len(engine.engine.versions)),
         beside=None if isinstance(beside, str) else beside,
         why_not=beside if isinstance(beside, str) else "",
         notes=(*start.notes, *chosen.resolved.notes),

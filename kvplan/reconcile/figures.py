@@ -11,7 +11,7 @@ from kvplan.reconcile.types import Printed
 
 _UNITS = {"KB": "KiB", "MB": "MiB", "GB": "GiB", "TB": "TiB", "B": "bytes"}
 _COUNTED = ("tokens", "blocks", "layers", "slots", "sequences", "streams", "cells", "requests", "bytes", "copies")
-_PLAIN = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|true|false|\[[\d, ]+\]")
+_PLAIN = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|true|false|\[(?:(?:\d+|true|false)(?:, )?)+\]")
 
 
 def printed_figures(

@@ -66,7 +66,7 @@ RULES = (
     Rule("loaded meta data", r"llama_model_loader: loaded meta data with .*? from (?P<model>.+?) \(version",
          "src/llama-model-loader.cpp", effect="model", laid_out=_WHOLE),
     Rule("- kv ", r"llama_model_loader: - kv +\d+: +(?P<h_key>[\w.-]+) +(?:[uif]\d+|bool|str|arr\S*) += "
-         r"(?P<h_value>[\w.-]+|\[[\d, ]+\])\s*$", "src/llama-model-loader.cpp"),
+         r"(?P<h_value>[\w.-]+|\[[\w, ]+\])\s*$", "src/llama-model-loader.cpp"),
     Rule("constructing llama_context", r"llama_context: constructing llama_context", _CONTEXT, effect="model",
          laid_out=_WHOLE),
     Rule("general.name", r"print_(?:info|meta): general\.name *= *(?P<model>.+?)\s*$", _MODEL),

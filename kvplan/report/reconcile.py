@@ -8,6 +8,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from kvplan.reconcile.read import format_of
 from kvplan.reconcile.result import Compared, Reconciliation
 from kvplan.reconcile.types import Printed
 from kvplan.report.terminal import QuietConsole, bullet
@@ -33,7 +34,7 @@ def print_reconciliation(found: Reconciliation, console: QuietConsole | None = N
         "Beside weights and cache": [f"{_range(beside.low_bytes, beside.high_bytes)} = {beside.formula}"]
         if beside
         else [f"not known: {found.why_not}"],
-        "Also printed": [_other(p) for p in found.others],
+        "Also printed": [_other(p, format_of(start.engine).figures[p.name].text) for p in found.others],
         "Missing in the log": list(start.missing),
         "Notes": list(found.notes),
     }
@@ -68,6 +69,6 @@ def _range(low: int, high: int) -> str:
     return format_bytes(low) if low == high else f"{format_bytes(low)} to {format_bytes(high)}"
 
 
-def _other(p: Printed) -> str:
+def _other(p: Printed, text: str) -> str:
     where = " ".join(filter(None, (p.of, p.rank)))
-    return f"{p.name}: {p.value:,} {p.unit}".rstrip() + (f" ({where})" if where else "") + f", line {p.line:,}"
+    return f"{text}: {p.value:,} {p.unit}".rstrip() + (f" ({where})" if where else "") + f", line {p.line:,}"

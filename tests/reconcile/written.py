@@ -107,10 +107,13 @@ VLLM = (
 )  # fmt: skip
 
 
-def _sglang(name: str, model: str, max_tokens: int, context: int, pools: tuple[str, ...], **figures: str) -> Written:
+def _sglang(
+    name: str, model: str, max_tokens: int, context: int, pools: tuple[str, ...], tp: int = 1, kv: str = "auto",
+    **figures: str,
+) -> Written:  # fmt: skip
     lines = (
-        f"[2026-08-28 21:19:23] server_args=ServerArgs(model_path='{model}', tp_size=1, host='10.1.2.3', "
-        "kv_cache_dtype='auto', mem_fraction_static=0.83, page_size=1)",
+        f"[2026-08-28 21:19:23] server_args=ServerArgs(model_path='{model}', tp_size={tp}, host='10.1.2.3', "
+        f"kv_cache_dtype='{kv}', mem_fraction_static=0.83, page_size=1)",
         "[2026-08-28 21:19:30{tp}] Load weight begin. avail mem=78.58 GB",
         "[2026-08-28 21:32:38{tp}] Load weight end. elapsed=7.55 s, type=LlamaForCausalLM, dtype=torch.bfloat16, avail "
         "mem=63.38 GB, mem usage=15.20 GB.",
@@ -130,7 +133,7 @@ def _sglang(name: str, model: str, max_tokens: int, context: int, pools: tuple[s
     capacity = ("Cache is allocated", "max_total_num_tokens=", "full_layer_tokens", "SWAKVPool")
     return Written(
         name, "sglang", None, model, lines, given, capacity,
-        " TP{rank}", {"kv_cache_dtype": "auto", "page_size": "1"},
+        " TP{rank}", {"kv_cache_dtype": kv, "page_size": "1", "tp_size": str(tp)},
     )  # fmt: skip
 
 

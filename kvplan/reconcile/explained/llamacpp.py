@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
@@ -13,6 +14,7 @@ from kvplan.reconcile.explained.common import (
     cache_of,
     compared,
     context_of,
+    in_unit,
     interval,
     version_attempts,
 )
@@ -23,14 +25,22 @@ from kvplan.reconcile.rules import LogFormat
 from kvplan.reconcile.types import Printed, StartUp
 from kvplan.specs.model import ModelSpec
 
-LINES = ("size", "cells", "layers", "streams", "rollbacks", *CACHES, "kv_self")
+
+def _latent(spec: ModelSpec) -> bool:
+    return any(group.kind == "latent" and group.role != "index" for group in spec.layer_groups)
+
+
+SIZES = ("size", "kv_self", *CACHES)
+LINES = (*SIZES, "cells", "layers", "streams", "rollbacks")
 """Figures of the lines about whole caches, which kvplan writes too."""
 
 
 def attempts(start: StartUp, spec: ModelSpec, engine: Engine) -> list[Attempt]:
     """Context, slots and types from the log; then builds, and what a log may not print."""
     base = Attempt("", _fields(start, spec, engine))
-    versions = version_attempts(base, engine, start)
+    # Between covered builds only latents and the cells without flash attention changed, and the newest is the likelier.
+    newest = version_attempts(base, engine, replace(start, version=None))
+    versions = newest if not _latent(spec) else version_attempts(base, engine, start)
     made = [*versions]
     for first in versions:
         made += [first.with_option(f"a micro batch has {n} tokens", "n_ubatch", n) for n in (512, 2048, 1024, 256)]
@@ -65,7 +75,7 @@ def _fields(start: StartUp, spec: ModelSpec, engine: Engine) -> dict[str, Any]:
         "context": max(per_slot // (seqs if one_stream and seqs else 1), 1), "batch": max(seqs, 1),
         "engine_options": tuple(text for text in options if text.partition("=")[0] in known),
     }  # fmt: skip
-    latent = any(group.kind == "latent" and group.role != "index" for group in spec.layer_groups)
+    latent = _latent(spec)
     if type_k := start.option("type_k"):
         fields["latent" if latent else "k"] = type_k
         if not latent:
@@ -75,32 +85,57 @@ def _fields(start: StartUp, spec: ModelSpec, engine: Engine) -> dict[str, Any]:
 
 def compare(start: StartUp, resolved: Resolved, log: LogFormat) -> list[Compared]:
     """Each line about a cache beside kvplan's line at the same place."""
-    ours = expected(resolved)
+    mine: dict[str, list[Expected]] = {}
+    for own in expected(resolved):
+        mine.setdefault(own.figure.name, []).append(own)
     printed = [p for p in start.printed if p.name in LINES and not p.rank]
     made = []
-    mine: dict[str, list[Printed]] = {}
-    for p in ours:
-        mine.setdefault(p.name, []).append(p)
     for p in printed:
-        name = "size" if p.name == "kv_self" else p.name
-        own = mine.get(name, [])
-        if own:
-            figure = own.pop(0)
-            low, high = figure.value - figure.half_unit, figure.value + figure.half_unit
-            made.append(compared(log, p, low, high, "kvplan's line of the same cache"))
-        elif p.name in ("size", "k", "v", "r", "s", "state_size", "kv_self"):
+        waiting = mine.get("size" if p.name == "kv_self" else p.name, [])
+        if waiting:
+            own = waiting.pop(0)
+            made.append(compared(log, p, own.low, own.high, own.formula))
+        elif p.name in SIZES:
             made.append(compared(log, p, 0, 0, "kvplan has no such cache"))
-    made += [compared(log, Printed(name=n, value=Decimal(0), unit=f.unit, half_unit=f.half_unit, line=0), f.value,
-                      f.value, "kvplan's cache, of which the log has no line") for n, left in mine.items()
-             for f in left if n in ("k", "v", "r", "s") and f.value and any(p.name == n for p in printed)]  # fmt: skip
+    names = {p.name for p in printed}
+    for own in (own for name in CACHES if name in names for own in mine.get(name, []) if own.high):
+        absent = replace(own.figure, value=Decimal(0))
+        made.append(compared(log, absent, own.low, own.high, f"the log has no line of it; {own.formula}"))
     return made
 
 
-def expected(resolved: Resolved) -> list[Printed]:
+@dataclass(frozen=True)
+class Expected:
+    """A figure of a line that kvplan writes; exact where the engine's figures have its bytes."""
+
+    figure: Printed
+    low: Decimal
+    high: Decimal
+    formula: str
+
+
+def expected(resolved: Resolved) -> list[Expected]:
     """The figures of the lines that kvplan writes for a context."""
-    cache, context = cache_of(resolved), context_of(resolved)
-    lines = [f.value for f in cache.figures(context) if f.name.startswith("log line")]
-    return [p for line in lines for p in figures_in(FORMAT, str(line))]
+    figures = cache_of(resolved).figures(context_of(resolved))
+    sizes = [int(f.value) for f in figures if f.name.endswith(" bytes") and f.name != "estimated bytes"]
+    lines = [figures_in(FORMAT, str(f.value)) for f in figures if f.name.startswith("log line")]
+    return [_expected(figure, line, sizes) for line in lines for figure in line]
+
+
+def _expected(figure: Printed, line: list[Printed], sizes: list[int]) -> Expected:
+    low, high = figure.value - figure.half_unit, figure.value + figure.half_unit
+    if figure.name not in SIZES:
+        return Expected(figure, low, high, "llama.cpp's rule for this cache")
+    shape = {p.name: int(p.value) for p in line if p.name in ("cells", "layers", "streams")}
+    exact = next((n for n in sizes if low <= in_unit(n, figure.unit) <= high), None)
+    if exact is None:
+        return Expected(figure, low, high, "the sum of its tensors")
+    mib = in_unit(exact, figure.unit)
+    rows = shape.get("cells", 0) * shape.get("streams", 0) * shape.get("layers", 0)
+    if not rows or exact % rows:
+        return Expected(figure, mib, mib, f"{exact:,} bytes")
+    how = " x ".join(f"{n:,} {name}" for name, n in shape.items()) + f" x {exact // rows:,} bytes"
+    return Expected(figure, mib, mib, how)
 
 
 def beside(start: StartUp, resolved: Resolved, memory: int | None) -> Beside | str:

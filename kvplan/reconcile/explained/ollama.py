@@ -60,7 +60,7 @@ def compare(start: StartUp, resolved: Resolved, log: LogFormat) -> list[Compared
     devices = [p for p in start.all("kv_device") if not p.rank]
     if devices:
         low, high = interval((1, p) for p in devices)
-        expected = sum(p.value for p in llamacpp.expected(resolved) if p.name in CACHES) * UNIT_BYTES["MiB"]
+        expected = sum(own.low for own in llamacpp.expected(resolved) if own.figure.name in CACHES) * UNIT_BYTES["MiB"]
         unit = UNIT_BYTES[devices[-1].unit]
         middle = Decimal(low + high) / 2 / unit
         half = Decimal(high - low) / 2 / unit

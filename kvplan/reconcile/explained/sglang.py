@@ -77,20 +77,21 @@ def compare(start: StartUp, resolved: Resolved, log: LogFormat) -> list[Compared
         taken = buffers(cache.pools, full, tokens.get("swa"), int(slots.value) if slots else None)
         for p in start.printed:
             if p.rank == rank and (names := _TENSORS.get((p.name, p.of))):
-                made.append(_size(log, p, taken, names, f"{tokens.get(p.of, full):,} tokens and a page of "
-                                  f"{cache.page_size:,}"))  # fmt: skip
+                rows = f"{tokens.get(p.of, full):,} tokens + a page of {cache.page_size:,}"
+                made.append(_size(log, p, taken, names, rows))
         if slots:
             for name, tensor in (("conv", "conv"), ("ssm", "recurrent")):
                 if printed := start.last(name, rank):
-                    made.append(_size(log, printed, taken, (tensor,), f"{slots.value} slots and one for padding"))
+                    made.append(_size(log, printed, taken, (tensor,), f"{slots.value} slots + one for padding"))
         both = start.last("pool", rank)
         if both:
-            made.append(_size(log, both, taken, ("K", "V", "SWA K", "SWA V"), "K and V of both pools"))
+            made.append(_size(log, both, taken, ("K", "V", "SWA K", "SWA V"), "both pools"))
     return made + _windows(start, cache, log)
 
 
 def _size(log: LogFormat, printed: Printed, taken: dict[str, int], names: tuple[str, ...], what: str) -> Compared:
-    return sized(log, printed, sum(taken.get(name, 0) for name in names), f"{what} of {' and '.join(names)}")
+    nbytes = sum(taken.get(name, 0) for name in names)
+    return sized(log, printed, nbytes, f"{' + '.join(names)}, {what}: {nbytes:,} bytes")
 
 
 def _windows(start: StartUp, cache: SglangCache, log: LogFormat) -> list[Compared]:

@@ -108,17 +108,17 @@ def compare(start: StartUp, resolved: Resolved, log: LogFormat) -> list[Compared
         if made[0].agrees:
             low = high = int(blocks.value)
     tokens = start.least("tokens")
+    each = f"{plain['blocks per request']:,} blocks"
     if tokens:
         found = _blocks_printing(cache, context, block, int(tokens.value), low, high)
         low, high = (found, found) if found is not None else (low, high)
         shown = [_printed(cache, context, block, n, "kv_cache_size_tokens") for n in (low, high)]
         what = f"{found:,} blocks" if found is not None else f"{low:,} to {high:,} blocks"
-        made.append(compared(log, tokens, min(shown), max(shown), f"{what} of {block:,} bytes in {_pool(available)}; "
-                             f"{plain['blocks per request']:,} blocks for a request of {context:,} tokens"))  # fmt: skip
+        how = f"{what} of {block:,} bytes in {_pool(available)}; {each} for a request of {context:,} tokens"
+        made.append(compared(log, tokens, min(shown), max(shown), how))
     if (rate := start.last("concurrency")) and high < 1 << 40:
         shown = [_printed(cache, context, block, n, "max concurrency") for n in (low, high)]
-        made.append(compared(log, rate, min(shown), max(shown), f"blocks / {plain['blocks per request']:,} blocks of a "
-                             f"request of {context:,} tokens"))  # fmt: skip
+        made.append(compared(log, rate, min(shown), max(shown), f"blocks / {each} of a request of {context:,} tokens"))
     return made + _rest(start, cache, context, log, block, plain)
 
 
