@@ -102,7 +102,7 @@ def starts(log: written.Written) -> bool:
     return any(rule.effect in ("start", "model") and rule.hint in line for rule in rules for line in log.lines)
 
 
-@pytest.mark.parametrize("log", filter(starts, written.ALL), ids=lambda log: f"{log.engine}: {log.name}")
+@pytest.mark.parametrize("log", list(filter(starts, written.ALL)), ids=lambda log: f"{log.engine}: {log.name}")
 def test_restart(log: written.Written, read) -> None:
     """The last complete start counts, and the log's others are said."""
     lines = written.lines_of(log)

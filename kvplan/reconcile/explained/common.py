@@ -143,7 +143,7 @@ def options_from(start: StartUp, engine: Engine, names: Mapping[str, str] | None
     made = {}
     for word, value in start.options:
         option = known.get((names or {}).get(word, word))
-        if option is None or value in ("None", "none", "null", "") or (value == "auto" and option.kind is not str):
+        if option is None or value in ("None", "null", "") or (value == "auto" and option.kind is not str):
             continue
         if option.kind is str and option.choices and value not in option.choices:
             continue

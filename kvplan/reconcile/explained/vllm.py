@@ -129,18 +129,27 @@ def _rest(
     if needed := start.last("needed"):
         exact = in_unit(block * int(plain["blocks per request"]), "GiB")
         made.append(compared(log, needed, exact, exact, f"{plain['blocks per request']:,} blocks x {block:,} bytes"))
-    refused = start.last("refused_available")
-    if (longest := start.last("estimated_length")) and refused:
-        name = "estimated maximum model length"
-        shown = [figures_of(cache, context, n).get(name) for n in ends(refused)]
+    longest = start.last("estimated_length")
+    if longest and (ranges := _refused_pool(start, block)):
+        shown = [figures_of(cache, context, n).get("estimated maximum model length") for n in ranges]
         numbers = [n for n in shown if n is not None]
         if numbers:
-            made.append(compared(log, longest, min(numbers), max(numbers), f"the longest request in {_pool(refused)}"))
+            made.append(compared(log, longest, min(numbers), max(numbers), "the longest request that fits"))
     if size := start.last("block_size"):
         made.append(
             compared(log, size, plain["block_size"], plain["block_size"], "an attention page as large as a state")
         )
     return made
+
+
+def _refused_pool(start: StartUp, block: int) -> tuple[int, int] | None:
+    """Least and most bytes of the pool of a refused start: newer versions print it without the null block."""
+    if available := start.least("available"):
+        return ends(available)
+    if refused := start.last("refused_available"):
+        low, high = ends(refused)
+        return low, high + block
+    return None
 
 
 def _printed(cache: EngineCache, context: int, block: int, blocks: int, name: str) -> Any:
