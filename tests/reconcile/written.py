@@ -38,13 +38,15 @@ def plain(**figures: str) -> Figures:
 
 
 def _vllm(name: str, version: str, model: str, kv: str, length: int, available: str, tokens: str, conc: str,
-          *more: str, one_line: bool = False, **figures: str) -> Written:  # fmt: skip
+          *more: str, one_line: bool = False, tp: int = 1, dcp: int = 1, block: int = 16, **figures: str,
+) -> Written:  # fmt: skip
     size, concurrency = f"GPU KV cache size: {tokens} tokens", f"Maximum concurrency for {length:,} tokens per request"
     both = [f"{size}, {concurrency}: {conc}x"] if one_line else [size, f"{concurrency}: {conc}x"]
     lines = (
         f"INFO 10-06 15:56:26 [api_server.py:1839] vLLM API server version {version}",
         f"INFO 10-06 15:56:26 [utils.py:233] non-default args: {{'model_tag': '{model}', 'host': '10.1.2.3', 'model': "
-        f"'{model}', 'max_model_len': {length}, 'kv_cache_dtype': '{kv}'}}",
+        f"'{model}', 'max_model_len': {length}, 'kv_cache_dtype': '{kv}', 'tensor_parallel_size': {tp}, "
+        f"'decode_context_parallel_size': {dcp}, 'block_size': {block}}}",
         f"INFO 10-06 15:56:35 [core.py:77] Initializing a V1 LLM engine (v{version}) with config: model='{model}', "
         f"speculative_config=None, dtype=torch.bfloat16, max_seq_len={length}, kv_cache_dtype={kv}",
         "INFO 10-06 15:57:09 [gpu_model_runner.py:2370] Model loading took 14.9888 GiB and 5.31 seconds",
@@ -63,7 +65,7 @@ def _vllm(name: str, version: str, model: str, kv: str, length: int, available: 
 
 VLLM = (
     # C.llama31_8b.auto.b16.tp2: 56,320 blocks of 16
-    _vllm("llama tp2", "0.11.2", "meta-llama/Llama-3.1-8B", "auto", 131072, "55.00", "901,120", "6.88"),
+    _vllm("llama tp2", "0.11.2", "meta-llama/Llama-3.1-8B", "auto", 131072, "55.00", "901,120", "6.88", tp=2),
     # C.gemma3_27b.tp1.len131072.hmaon: 16,384 blocks of 10 pages, 7 groups
     _vllm("gemma window", "0.33.0", "google/gemma-3-27b-it", "auto", 131072, "20.0", "145,829", "1.11",
           "Add 8 padding layers, may waste at most 15.38% KV cache memory", one_line=True, padding_layers="8",
@@ -72,7 +74,7 @@ VLLM = (
     _vllm("gpt-oss", "0.33.0", "openai/gpt-oss-120b", "auto", 131072, "8.0", "206,916", "1.58", one_line=True),
     # C.deepseek_v3.fp8.FLASHINFER_MLA.tp8.dcp8: 28,649 blocks of 32 tokens on each of 8 ranks
     _vllm("deepseek dcp", "0.33.0", "deepseek-ai/DeepSeek-V3", "fp8", 163840, "30.0", "7,334,144", "44.76",
-          one_line=True),
+          one_line=True, tp=8, dcp=8, block=32),
     # V06, V69: public logs
     _vllm("qwen 0.11", "0.11.2", "Qwen/Qwen2.5-1.5B-Instruct", "auto", 32768, "5.03", "188,512", "5.75"),
     _vllm("hybrid", "0.18.0", "Qwen/Qwen3.5-35B-A3B", "auto", 262144, "55.72", "729,696", "10.85",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -156,6 +157,12 @@ def options_from(start: StartUp, engine: Engine, names: Mapping[str, str] | None
 def number(text: str | None, default: int) -> int:
     """A whole number of the log's settings."""
     return int(text) if text and text.isdigit() and int(text) else default
+
+
+def ranks_of(start: StartUp, setting: str, kind: str = "TP") -> int:
+    """Ranks of a kind (TP, PP): as set, else as many as printed something."""
+    seen = [int(n) for rank in start.ranks for n in re.findall(rf"\b{kind}(\d+)", rank)]
+    return number(start.option(setting), max(seen, default=0) + 1)
 
 
 def interval(parts: Iterable[tuple[int, Printed | int]]) -> tuple[int, int]:

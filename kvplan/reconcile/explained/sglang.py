@@ -16,6 +16,7 @@ from kvplan.reconcile.explained.common import (
     interval,
     number,
     options_from,
+    ranks_of,
     sized,
     version_attempts,
 )
@@ -40,7 +41,7 @@ def attempts(start: StartUp, spec: ModelSpec, engine: Engine) -> list[Attempt]:
     context = start.last("context")
     fields: dict[str, Any] = {
         "context": int(context.value) if context else spec.max_context,
-        "tp": number(start.option("tp_size"), 1), "pp": number(start.option("pp_size"), 1),
+        "tp": ranks_of(start, "tp_size"), "pp": ranks_of(start, "pp_size", "PP"),
         "dp_attention": start.option("enable_dp_attention") == "True",
         "engine_options": options_from(start, engine),
     }  # fmt: skip

@@ -14,8 +14,8 @@ from kvplan.reconcile.explained.common import (
     context_of,
     figures_of,
     interval,
-    number,
     options_from,
+    ranks_of,
     sized,
     version_attempts,
 )
@@ -38,7 +38,7 @@ def attempts(start: StartUp, spec: ModelSpec, engine: Engine) -> list[Attempt]:
         options["max_tokens"] = f"max_tokens={tokens.value}"
     fields: dict[str, Any] = {
         "context": int(longest.value) if longest else spec.max_context,
-        "tp": number(start.option("tensor_parallel_size"), 1), "pp": number(start.option("pipeline_parallel_size"), 1),
+        "tp": ranks_of(start, "tensor_parallel_size"), "pp": ranks_of(start, "pipeline_parallel_size", "PP"),
         "engine_options": tuple(options.values()),
     }  # fmt: skip
     kv = start.option("kv_cache_dtype")

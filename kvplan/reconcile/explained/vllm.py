@@ -20,6 +20,7 @@ from kvplan.reconcile.explained.common import (
     interval,
     number,
     options_from,
+    ranks_of,
     version_attempts,
 )
 from kvplan.reconcile.result import Beside, Compared
@@ -38,8 +39,8 @@ def attempts(start: StartUp, spec: ModelSpec, engine: Engine) -> list[Attempt]:
     """Versions, then what the log of a start may leave open."""
     kv = start.option("kv_cache_dtype")
     fields: dict[str, Any] = {
-        "context": _length(start, spec), "tp": number(start.option("tensor_parallel_size"), 1),
-        "pp": number(start.option("pipeline_parallel_size"), 1),
+        "context": _length(start, spec), "tp": ranks_of(start, "tensor_parallel_size"),
+        "pp": ranks_of(start, "pipeline_parallel_size", "PP"),
         "dcp": number(start.option("decode_context_parallel_size"), 1),
         "engine_options": _options(start, engine),
     }  # fmt: skip
