@@ -69,9 +69,11 @@ RULES = (
     Rule("max_num_batched_tokens=", r"Chunked prefill is enabled with max_num_batched_tokens={batched_tokens}",
          "vllm/config/scheduler.py", since="0.6"),
     Rule("to store kv cache", r"Using (?P<o_kv_cache_dtype>\w+) data type to store kv cache", "vllm/config/cache.py"),
+    Rule("attention backend out of", r"Using (?P<o_attention_backend>[A-Z0-9_]+) attention backend out of",
+         "vllm/platforms/cuda.py", since="0.14"),
     Rule(" backend", r"Using (?:AttentionBackendEnum\.)?(?P<o_attention_backend>FLASH_ATTN|FLASHINFER|TRITON_ATTN"
          r"|FLASHMLA|FLASHINFER_MLA|CUTLASS_MLA|TRITON_MLA|FLASH_ATTN_MLA|FLASHMLA_SPARSE|XFORMERS|Flash Attention"
-         r"|FlashInfer|Triton|XFormers)(?:_VLLM_V1)? backend", "vllm/platforms/cuda.py"),
+         r"|FlashInfer|Triton|XFormers)(?:_VLLM_V1)? backend", "vllm/platforms/cuda.py", until="0.13"),
     Rule("oading", r"Model loading took {weights} Gi?B", _RUNNER, since="0.8"),
     Rule("weights took", r"Loading model weights took {weights} Gi?B", "vllm/worker/model_runner.py", until="0.10"),
     Rule("total_gpu_memory", r"total_gpu_memory \({total_memory} ?GiB\) x gpu_memory_utilization \({utilization}\)"

@@ -38,7 +38,8 @@ def plain(**figures: str) -> Figures:
 
 
 def _vllm(name: str, version: str, model: str, kv: str, length: int, available: str, tokens: str, conc: str,
-          *more: str, one_line: bool = False, tp: int = 1, dcp: int = 1, block: int = 16, **figures: str,
+          *more: str, one_line: bool = False, tp: int = 1, dcp: int = 1, block: int = 16,
+          backend: str = "FLASH_ATTN", **figures: str,
 ) -> Written:  # fmt: skip
     size, concurrency = f"GPU KV cache size: {tokens} tokens", f"Maximum concurrency for {length:,} tokens per request"
     both = [f"{size}, {concurrency}: {conc}x"] if one_line else [size, f"{concurrency}: {conc}x"]
@@ -49,6 +50,7 @@ def _vllm(name: str, version: str, model: str, kv: str, length: int, available: 
         f"'decode_context_parallel_size': {dcp}, 'block_size': {block}}}",
         f"INFO 10-06 15:56:35 [core.py:77] Initializing a V1 LLM engine (v{version}) with config: model='{model}', "
         f"speculative_config=None, dtype=torch.bfloat16, max_seq_len={length}, kv_cache_dtype={kv}",
+        f"INFO 10-06 15:57:01 [cuda.py:368] Using {backend} attention backend out of potential backends: ['{backend}']",
         "INFO 10-06 15:57:09 [gpu_model_runner.py:2370] Model loading took 14.9888 GiB and 5.31 seconds",
         *(f"INFO 10-06 15:57:10 [interface.py:911] {line}" for line in more),
         f"INFO 10-06 15:57:31 [gpu_worker.py:298] Available KV cache memory: {available} GiB",
@@ -74,7 +76,7 @@ VLLM = (
     _vllm("gpt-oss", "0.33.0", "openai/gpt-oss-120b", "auto", 131072, "8.0", "206,916", "1.58", one_line=True),
     # C.deepseek_v3.fp8.FLASHINFER_MLA.tp8.dcp8: 28,649 blocks of 32 tokens on each of 8 ranks
     _vllm("deepseek dcp", "0.33.0", "deepseek-ai/DeepSeek-V3", "fp8", 163840, "30.0", "7,334,144", "44.76",
-          one_line=True, tp=8, dcp=8, block=32),
+          one_line=True, tp=8, dcp=8, block=32, backend="FLASHINFER_MLA"),
     # V06, V69: public logs
     _vllm("qwen 0.11", "0.11.2", "Qwen/Qwen2.5-1.5B-Instruct", "auto", 32768, "5.03", "188,512", "5.75"),
     _vllm("hybrid", "0.18.0", "Qwen/Qwen3.5-35B-A3B", "auto", 262144, "55.72", "729,696", "10.85",

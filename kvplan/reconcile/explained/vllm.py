@@ -31,6 +31,8 @@ from kvplan.units import format_bytes
 
 _NATIVE = ("auto", "bfloat16", "float16", "float32", "half", "bf16", "fp16")
 _BACKENDS = {"Flash Attention": "FLASH_ATTN", "FlashInfer": "FLASHINFER", "Triton": "TRITON_ATTN"}
+_OTHERS = {True: ("FLASHINFER_MLA", "FLASHMLA", "TRITON_MLA", "CUTLASS_MLA"), False: ("FLASHINFER", "TRITON_ATTN")}
+"""Backends to ask for where the log names none, of models with and without latents."""
 _BATCHED = (2048, 8192, 16384)
 """Defaults of max_num_batched_tokens by GPU; windows keep that many tokens more."""
 
@@ -64,6 +66,9 @@ def attempts(start: StartUp, spec: ModelSpec, engine: Engine) -> list[Attempt]:
                                      "disable_hybrid_kv_cache_manager", "on"))  # fmt: skip
     if "block_size" not in set_names:
         made += [base.with_option(f"a block has {n} tokens", "block_size", n) for n in (16, 32, 64, 128)]
+    if "attention_backend" not in set_names:
+        latent = any(group.kind == "latent" for group in spec.layer_groups)
+        made += [base.with_option(f"the attention backend is {b}", "attention_backend", b) for b in _OTHERS[latent]]
     made.append(base.with_option("state dtype is float32", "mamba_ssm_cache_dtype", "float32"))
     if not kv:
         made.append(base.but("the cache is fp8, which the log does not say", kv="fp8"))
