@@ -18,6 +18,7 @@ class BoundTensor:
         flush: `whole` (all `recent` tokens at once) or `oldest` (one at a time).
         pack: `slot` or `page` where codes and scales share a plane of bytes, else empty.
         row: groups run along the rank's whole row instead of one head.
+        flat: they even run on into the next tokens.
         rope: storage of the rope part of a latent kept apart, else empty.
         global_scale: storage of one more scale per layer, else empty.
     """
@@ -37,6 +38,7 @@ class BoundTensor:
     rot: bool = False
     rope: str = ""
     global_scale: str = ""
+    flat: bool = False
 
     def split(self, tokens: int) -> tuple[int, int]:
         """(packed, recent) tokens after `tokens` rows: which are quantised and which still wait in the residual."""
@@ -50,7 +52,8 @@ class BoundTensor:
         """What of this tensor a `TensorView` cannot say yet, so that no kernel can read it; empty if nothing."""
         features = {
             f"pack={self.pack}": bool(self.pack),
-            "row": self.row,
+            "row": self.row and not self.flat,
+            "flat": self.flat,
             "rot": self.rot,
             f"rope={self.rope}": bool(self.rope),
             f"global={self.global_scale}": bool(self.global_scale),

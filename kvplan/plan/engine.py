@@ -74,9 +74,13 @@ def in_engine(
         options[engine.page_option] = request.page_size
     if engine.tailor:
         engine = replace(engine, formats=engine.tailor(spec, version, options, _capability(device)))
+    if engine.formats_for is not None:
+        engine = replace(engine, formats=engine.formats_for(options))
     asked = {role: getattr(request, role) for role in ("kv", "k", "v", "latent", "index")}
     native = DTYPES[spec.native_dtype]
     spelled, chosen, skips = choose_formats(engine, version, asked, roles(spec), native)
+    if engine.respell is not None:
+        spelled = engine.respell(spelled, chosen, options)
     if request.layers and request.layers != skips:
         raise UsageError(
             f"{engine.title} chooses the formats of single layers itself",

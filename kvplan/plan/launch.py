@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.engines.shared.launch import Launch, write_launch
 from kvplan.engines.shared.select import number_of
+from kvplan.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from kvplan.plan.resolve import Resolved
 
 
 def launch_of(resolved: Resolved) -> Launch | None:
-    """The command for a resolved request; None without an engine, or for one that kvplan cannot start.
-
-    Raises:
-        UnsupportedError: the plan needs a setting for which the engine's command has no option.
+    """The command for a resolved request; None without an engine, for one that kvplan cannot start, and where the plan
+    needs a setting for which the engine's command has no option.
     """
     chosen, request = resolved.engine, resolved.request
     if chosen is None or chosen.engine.launch is None:
@@ -31,7 +30,10 @@ def launch_of(resolved: Resolved) -> Launch | None:
     known = {flag.field for flag in spec.flags}
     # Lengths and numbers of requests limit a server; one that takes any needs no option for them.
     values = {name: value for name, value in values.items() if name in known or name not in ("context", "batch")}
-    text, language = write_launch(spec, model, values, has, f"{engine.title} {chosen.version}")
+    try:
+        text, language = write_launch(spec, model, values, has, f"{engine.title} {chosen.version}")
+    except UnsupportedError:
+        return None
     picked = {f.option: f for f in engine.formats}
     storage = {role: getattr(request, role) or "" for role in chosen.formats}
     compute = "; ".join(dict.fromkeys(picked[o].compute for o in chosen.formats.values() if picked[o].compute))
@@ -60,7 +62,8 @@ def _values(resolved: Resolved) -> dict[str, Any]:
     default = engine.formats[0].option
     asked = {role: option for role, option in chosen.formats.items() if option != default and role != "index"}
     if engine.apart:
-        values |= asked if "k" in chosen.formats else {"k": next(iter(asked.values()), None)}
+        # A latent is stored in K's type.
+        values |= {role: option for role, option in asked.items() if role in ("k", "v")}
     elif asked:
         values["kv"] = next(iter(asked.values()))
     for option in engine.options:

@@ -16,11 +16,11 @@ from kvplan.formats.layout import Field, Layout, Plane
 
 DIMS = (64, 80, 96, 112, 192, 256, 512, 576)
 # (spelling, bits per channel of codes, scale bytes per token, or per group of 16 or 32 channels)
-ROWS = (("int6", 6, 2, 0), ("int5,asym", 5, 4, 0), ("int4:token,scale=fp32", 4, 4, 0), ("int3", 3, 2, 0),
-        ("int2,asym", 2, 4, 0), ("lm3,rot", 3, 2, 0), ("fp4_e2m1", 4, 1 * 2, 16), ("nvfp4", 4, 1, 16),
-        ("mxfp4", 4, 1, 32), ("mxfp8", 8, 1, 32), ("int4:group/32,asym", 4, 4, 32),
+ROWS = (("int7", 7, 2, 0), ("int6", 6, 2, 0), ("int5,asym", 5, 4, 0), ("int4:token,scale=fp32", 4, 4, 0),
+        ("int3", 3, 2, 0), ("int2,asym", 2, 4, 0), ("lm3,rot", 3, 2, 0), ("fp4_e2m1", 4, 1 * 2, 16),
+        ("nvfp4", 4, 1, 16), ("mxfp4", 4, 1, 32), ("mxfp8", 8, 1, 32), ("int4:group/32,asym", 4, 4, 32),
         ("int3:group/16", 3, 2, 16))  # fmt: skip
-FORMULA_ONLY = ("int6", "int5:group/32", "int3", "lm4,rot", "int8,rot", "int8,pack=slot", "int8:group/32,row",
+FORMULA_ONLY = ("int7", "int6", "int5:group/32", "int3", "lm4,rot", "int8,rot", "int8,pack=slot", "int8:group/32,row",
                 "int8,scale=e8m0", "fp4_e2m1,scale=e4m3", "int8:channel/32,pack=page")  # fmt: skip
 
 

@@ -202,6 +202,9 @@ class Engine:
         launch: how it is started; None: kvplan writes no command for it.
         tailor: the formats as this model, version, options and CUDA compute capability (None: not known) have them, the
             default first, where one option stands for different rows; None: `formats` as they are.
+        respell: from (spelling by role, the engine's option by role, engine options) to spellings, where other options
+            than the cache dtype change what a row looks like, such as a group size.
+        formats_for: `formats` as these options have them (a group size chosen by an option); None: always `formats`.
     """
 
     name: str
@@ -217,3 +220,5 @@ class Engine:
     pool: PoolRule = DEFAULT_POOL
     launch: LaunchSpec | None = None
     tailor: Tailor | None = None
+    respell: Callable[[Mapping[str, str], Mapping[str, str], Mapping[str, Any]], dict[str, str]] | None = None
+    formats_for: Callable[[Mapping[str, Any]], tuple[EngineFormat, ...]] | None = None
