@@ -54,7 +54,7 @@ FIGURES = {
 _SEQS = r"\( *{cells} cells, *{layers} layers, *{seqs}"
 # Lines about a whole cache, which follow those about its buffers.
 _WHOLE = ("size", "kv_self", "state_size")
-_INFO = r"print_(?:info|meta): "
+_INFO = r"(?:print_(?:info|meta)|load_internal): "
 
 RULES = (
     Rule("build", r"(?:^|\s)(?:main: )?build(?::|_info:| =) b?(?P<version>\d+)\b", "common/common.cpp",
@@ -87,7 +87,7 @@ RULES = (
     Rule("using device", r"using device " + _DEVICE + r" .* - {free} MiB free", "src/llama.cpp"),
     Rule("model buffer size", _DEVICE + r" +model buffer size = *{model_buffer}" + _MIB, _MODEL),
     Rule("n_seq_max", r"n_seq_max *= *{sequences}", _CONTEXT),
-    Rule("n_ctx", r"(?:llama_context|_with_model): n_ctx *= *{context}", _CONTEXT),
+    Rule("n_ctx", r"(?:llama_context|_with_model|load_internal): n_ctx *= *{context}", _CONTEXT),
     Rule("n_ctx_", r"(?:llama_context|_with_model): n_ctx_(?:seq|per_seq) *= *{context_per_sequence}", _CONTEXT),
     Rule("n_batch", r"(?:llama_context|_with_model): n_batch *= *{batch}", _CONTEXT),
     Rule("n_ubatch", r"(?:llama_context|_with_model): n_ubatch *= *{ubatch}", _CONTEXT),

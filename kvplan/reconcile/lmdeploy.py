@@ -33,7 +33,7 @@ RULES = (
     Rule("TurbomindEngineConfig(", r"TurbomindEngineConfig\(", "lmdeploy/messages.py", keys=_KEYS, effect="start"),
     Rule("PytorchEngineConfig(", r"input backend=.*PytorchEngineConfig\(", "lmdeploy/messages.py", keys=_KEYS,
          effect="start"),
-    Rule("model_", _NAME, "lmdeploy/serve/core/async_engine.py"),
+    Rule("lmdeploy", r"lmdeploy.*?" + _NAME, "lmdeploy/serve/core/async_engine.py"),
     Rule("[BlockManager] block_size", r"\[BlockManager\] block_size = (?P<block_bytes_floor>\d+) MB", _MANAGER,
          until="0.6"),
     Rule("[BlockManager] block_size", r"\[BlockManager\] block_size = (?P<block_bytes>\d+\.\d+) MB", _MANAGER,

@@ -113,11 +113,11 @@ VLLM = (
 
 def _sglang(
     name: str, model: str, max_tokens: int, context: int, pools: tuple[str, ...], tp: int = 1, kv: str = "auto",
-    **figures: str,
+    page: int = 1, **figures: str,
 ) -> Written:  # fmt: skip
     lines = (
         f"[2026-08-28 21:19:23] server_args=ServerArgs(model_path='{model}', tp_size={tp}, host='10.1.2.3', "
-        f"kv_cache_dtype='{kv}', mem_fraction_static=0.83, page_size=1)",
+        f"kv_cache_dtype='{kv}', mem_fraction_static=0.83, page_size={page})",
         "[2026-08-28 21:19:30{tp}] Load weight begin. avail mem=78.58 GB",
         "[2026-08-28 21:32:38{tp}] Load weight end. elapsed=7.55 s, type=LlamaForCausalLM, dtype=torch.bfloat16, avail "
         "mem=63.38 GB, mem usage=15.20 GB.",
@@ -137,7 +137,7 @@ def _sglang(
     capacity = ("Cache is allocated", "max_total_num_tokens=", "full_layer_tokens", "SWAKVPool")
     return Written(
         name, "sglang", None, model, lines, given, capacity,
-        " TP{rank}", {"kv_cache_dtype": kv, "page_size": "1", "tp_size": str(tp)},
+        " TP{rank}", {"kv_cache_dtype": kv, "page_size": str(page), "tp_size": str(tp)},
     )  # fmt: skip
 
 
@@ -152,7 +152,7 @@ SGLANG = (
     # S03: one latent pool
     _sglang("latents", "moonshotai/Kimi-K2.5", 2454421, 262144,
             ("KV Cache is allocated. dtype: torch.bfloat16, #tokens: 2454421, KV size: 160.63 GB",),
-            tokens="2454421", kv="160.63"),
+            tokens="2454421", kv__="160.63", tp=8),
     # S12: states beside K and V
     _sglang("states", "Qwen/Qwen3.8-27B-FP8", 330323, 262144,
             ("Mamba Cache is allocated. max_mamba_cache_size: 124, conv_state size: 0.34GB, ssm_state size: 17.58GB ",
@@ -162,19 +162,21 @@ SGLANG = (
     _sglang("windows", "XiaomiMiMo/MiMo-V2-Flash", 375360, 262144,
             ("Use sliding window memory pool. full_layer_tokens=375360, swa_layer_tokens=300288",
              _kv(300288, "8.38", "5.59"), _kv(375360, "1.21", "0.81"),
-             "SWAKVPool mem usage: 15.99 GB, swa size: 300288, full size: 375360"),
+             "SWAKVPool mem usage: 15.98 GB, swa size: 300288, full size: 375360"),
             tokens__swa="300288", k__swa="8.38", v__swa="5.59", tokens__full="375360", k__full="1.21", v__full="0.81",
-            pool="15.99", full_tokens="375360", swa_tokens="300288"),
+            pool="15.98", full_tokens="375360", swa_tokens="300288", tp=4,
+            page=64),
     _sglang("named windows", "google/gemma-4-31b-it", 56320, 131072,
-            (_kv(45056, "2.00", "2.00", "SWA "), _kv(56320, "1.00", "1.00", "Full ")),
-            tokens__swa="45056", k__swa="2.00", v__swa="2.00", tokens__full="56320", k__full="1.00", v__full="1.00"),
+            (_kv(45056, "17.19", "17.19", "SWA "), _kv(56320, "2.15", "2.15", "Full ")),
+            tokens__swa="45056", k__swa="17.19", v__swa="17.19", tokens__full="56320", k__full="2.15",
+            v__full="2.15"),
     # S20: a draft's pool after the target's
     _sglang("draft", "Qwen/Qwen3.6-27B", 270000, 262144,
             ("Mamba Cache is allocated. max_mamba_cache_size: 5, conv_state size: 0.02GB, ssm_state size: 0.84GB "
              "intermediate_ssm_state_cache size: 2.25GB intermediate_conv_window_cache size: 0.02GB",
              _kv(270000, "4.12", "4.12"), _kv(270000, "1.29", "1.29")),
             tokens="270000", k="4.12", v="4.12", tokens__draft="270000", k__draft="1.29", v__draft="1.29", slots="5",
-            conv="0.02", ssm="0.84", draft_ssm="2.25", draft_conv="0.02"),
+            conv="0.02", ssm="0.84", draft_ssm="2.25", draft_conv="0.02", kv="fp8_e4m3"),
 )  # fmt: skip
 
 
@@ -210,11 +212,11 @@ TENSORRT_LLM = (
 )  # fmt: skip
 
 
-def _lmdeploy(name: str, block: str, blocks: int, *more: str, **figures: str) -> Written:
+def _lmdeploy(name: str, block: str, blocks: int, policy: int, *more: str, **figures: str) -> Written:
     lines = (
         "2025-07-01 12:00:00,000 - lmdeploy - INFO - async_engine.py:270 - input backend=turbomind, backend_config="
         "TurbomindEngineConfig(dtype='auto', tp=1, session_len=131072, max_batch_size=128, cache_max_entry_count=0.8, "
-        "quant_policy=4)",
+        f"quant_policy={policy})",
         f"[TM][INFO] [BlockManager] block_size = {block} MB",
         f"[TM][INFO] [BlockManager] max_block_count = {blocks}",
         "[TM][INFO] [BlockManager] chunk_size = 1",
@@ -223,32 +225,33 @@ def _lmdeploy(name: str, block: str, blocks: int, *more: str, **figures: str) ->
     size = "block_bytes" if "." in block else "block_bytes_floor"
     return Written(name, "lmdeploy", None, None, lines, plain(**{size: block}, blocks=str(blocks), **figures),
                    ("block_size =", "max_block_count"),
-                   options={"quant_policy": "4", "cache_max_entry_count": "0.8"})  # fmt: skip
+                   options={"quant_policy": str(policy), "cache_max_entry_count": "0.8"})  # fmt: skip
 
 
 LMDEPLOY = (
     # M01 to M04
-    _lmdeploy("internlm", "64", 32),
-    _lmdeploy("internlm quarter", "64", 159),
-    _lmdeploy("internvl", "8.000", 6214),
-    _lmdeploy("gpt-oss int4", "0.844", 1740,
+    _lmdeploy("internlm", "64", 32, 0),
+    _lmdeploy("internlm quarter", "64", 159, 0),
+    _lmdeploy("internvl", "8.000", 6214, 0),
+    _lmdeploy("gpt-oss int4", "0.844", 1740, 4,
               "[TM][WARNING] session_len truncated to 111360 due to limited KV cache memory", session="111360"),
     Written("object cache", "lmdeploy", None, None, (
         "[TM][INFO] Object cache budget: 9728.000 MB from free 12160.000 MB and ratio 0.800",
     ), plain(pool="9728.000", free="12160.000", fraction="0.800"), ("Object cache budget",)),
     Written("pytorch", "lmdeploy", None, None, (
         "2024-12-30 12:41:32,785 - lmdeploy - DEBUG - model_agent.py:62 - device<0> free gpu memory: 6784 mb",
+        "2024-12-30 12:41:32,786 - lmdeploy - DEBUG - model_agent.py:76 - estimated max runtime memory: 5061 mb",
         "2024-12-30 12:41:32,786 - lmdeploy - INFO - cache_engine.py:36 - build CacheEngine with config:CacheConfig("
         "max_batches=128, block_size=64, num_cpu_blocks=128, num_gpu_blocks=21, window_size=-1, "
         "cache_max_entry_count=0.1, max_prefill_token_num=8192, enable_prefix_caching=False, quant_policy=0)",
-    ), plain(block_size="64", blocks="21", cpu_blocks="128", free="6784"), ("build CacheEngine",)),
+    ), plain(block_size="64", blocks="21", cpu_blocks="128", free="6784", runtime="5061"), ("build CacheEngine",)),
 )  # fmt: skip
 
 _BLOB = "/home/ann/.ollama/models/blobs/sha256-4d2396b16114669389d7555c15a1592aad584750310f648edad5ca8c4eccda17"
 _OLLAMA = "time=2025-03-15T09:19:41.248Z level=INFO "
 
 
-def _ollama_old(name: str, kv: str, context: int, parallel: int) -> Written:
+def _ollama_old(name: str, kv: str, context: int, parallel: int, title: str) -> Written:
     unit = kv.split()[1]
     lines = (
         _OLLAMA + 'source=routes.go:1286 msg="Listening on 127.0.0.1:11434 (version 0.6.2)"',
@@ -261,10 +264,10 @@ def _ollama_old(name: str, kv: str, context: int, parallel: int) -> Written:
         _OLLAMA + f'source=server.go:391 msg="starting llama server" cmd="ollama runner --model {_BLOB} '
         f'--ctx-size {context} --batch-size 512 --n-gpu-layers 33 --parallel {parallel} --port 32989"',
         f"llama_model_loader: loaded meta data with 34 key-value pairs and 218 tensors from {_BLOB} (version GGUF V3)",
-        "print_info: general.name     = Llama 3.2 3B Instruct",
+        f"print_info: general.name     = {title}",
     )
     figures = plain(kv_estimate=kv.split()[0], context=str(context), slots=str(parallel), required="6.2")
-    return Written(name, "ollama", "0.6.2", "Llama 3.2 3B Instruct", lines, figures, ("memory.required.kv",))
+    return Written(name, "ollama", "0.6.2", title, lines, figures, ("memory.required.kv",))
 
 
 def _ollama_new(name: str, *devices: tuple[str, str]) -> Written:
@@ -283,10 +286,10 @@ def _ollama_new(name: str, *devices: tuple[str, str]) -> Written:
 
 OLLAMA = (
     # O04, O05, O06, O08
-    _ollama_old("llama 3.2", "448.0 MiB", 4096, 1),
-    _ollama_old("mistral", "1.0 GiB", 8192, 4),
-    _ollama_old("phi-4", "400.0 MiB", 2048, 1),
-    _ollama_old("smollm2", "1.5 GiB", 8192, 1),
+    _ollama_old("llama 3.2", "448.0 MiB", 4096, 1, "Llama 3.2 3B Instruct"),
+    _ollama_old("mistral", "1.0 GiB", 8192, 4, "Mistral 7B Instruct v0.3"),
+    _ollama_old("phi-4", "400.0 MiB", 2048, 1, "Phi 4"),
+    _ollama_old("smollm2", "1.5 GiB", 8192, 1, "SmolLM2 1.7B Instruct"),
     _ollama_new("one device", ("ROCm0", "450.0 MiB")),
     _ollama_new("two devices", ("CUDA0", "1.9 GiB"), ("CPU", "1.1 GiB")),
 )
@@ -341,7 +344,8 @@ LLAMA_CPP = (
            "llama_context: KV self size  =  640.00 MiB, K (f16):  320.00 MiB, V (f16):  320.00 MiB",
            model="pythia-2.8b.gguf"),
     # L03: 2023
-    _llama("2023", {("kv_self", ""): "400.00"}, "llama_init_from_file: kv self size  =  400.00 MB",
+    _llama("2023", {("kv_self", ""): "400.00"}, "llama_model_load_internal: n_ctx      = 512",
+           "llama_init_from_file: kv self size  =  400.00 MB",
            model="llama-13b.bin"),
 )  # fmt: skip
 

@@ -18,6 +18,7 @@ from kvplan.reconcile.explained.common import (
     ends,
     figures_of,
     in_unit,
+    interval,
     number,
     options_from,
     version_attempts,
@@ -77,13 +78,22 @@ def compare(start: StartUp, resolved: Resolved, log: LogFormat) -> list[Compared
         made.append(compared(log, session, tokens, tokens, f"{blocks.value:,} blocks x {cache.page_size:,} tokens"))
     if (size := start.last("block_size")) and cache.page_size:
         made.append(compared(log, size, cache.page_size, cache.page_size, "tokens of a block"))
-    if blocks and not made:
-        fraction, free = start.option("cache_max_entry_count"), start.last("free")
-        if fraction and free:
-            share = Decimal(fraction)
-            low, high = (int(n * share) // block for n in ends(free))
-            made.append(compared(log, blocks, low, high, f"{fraction} x {free.value} MiB free / {block:,} bytes"))
-    return made
+    return made + _budget(start, log, block)
+
+
+def _budget(start: StartUp, log: LogFormat, block: int) -> list[Compared]:
+    """The share of the free memory: TurboMind's object cache, the PyTorch engine's blocks."""
+    free, pool, fraction = start.last("free"), start.last("pool"), start.last("fraction")
+    if free and pool and fraction:
+        least, most = (in_unit(int(n * fraction.value), pool.unit) for n in ends(free))
+        return [compared(log, pool, least, most, f"{fraction.value} x {free.value} MiB free")]
+    share, runtime, blocks = start.option("cache_max_entry_count"), start.last("runtime"), start.last("blocks")
+    if not (free and runtime and blocks and share):
+        return []
+    low, high = interval([(1, free), (-1, runtime)])
+    shown = [int(n * Decimal(share)) // block for n in (low, high)]
+    how = f"{share} x ({free.value} MiB free - {runtime.value} MiB runtime) / {block:,} bytes of a block"
+    return [compared(log, blocks, shown[0], shown[1], how)]
 
 
 def beside(start: StartUp, resolved: Resolved, memory: int | None) -> Beside | str:
