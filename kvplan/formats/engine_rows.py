@@ -7,9 +7,9 @@ token counts and flush residuals is no matter of rows and not said here.
 Same bytes, other contents: vLLM hides the zero of int4_per_token_head in the low bits of its fp32 scale; LMDeploy's
 policy 42 stores a norm where the grammar has a zero.
 
-Without a spelling: octave_* of vLLM on ROCm (slots rounded up to 8 or 4 bytes). transformers groups the flattened tensor
-(`flat`; the rows below say `row`, which is the same where a row fills whole groups), and hqq pads 3-bit codes to ten in
-32 bits.
+Without a spelling: octave_* of vLLM on ROCm (slots rounded up to 8 or 4 bytes). transformers groups the flattened
+tensor (`flat`; the rows below say `row`, which is the same where a row fills whole groups), and hqq pads 3-bit codes to
+ten in 32 bits.
 """
 
 from __future__ import annotations

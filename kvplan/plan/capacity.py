@@ -7,7 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from kvplan.breakdown import Factor, Product
-from kvplan.errors import UsageError, did_you_mean
+from kvplan.errors import UnsupportedError, UsageError, did_you_mean
 from kvplan.memory.curves import Rank
 from kvplan.memory.figures import KvFigures
 from kvplan.memory.parts import total
@@ -193,8 +193,8 @@ def _least_tp(resolved: Resolved, kv: KvFigures, room: Capacity) -> int:
             sharding = replace(resolved.sharding, tp=tp)
             try:
                 ranks = resolved.ranks_with(sharding=sharding)
-            except UsageError:
-                # A format whose groups run along the rank's row may not fit the shorter row.
+            except (UsageError, UnsupportedError):
+                # A format may not fit the shorter row of a rank, or an engine have no rule for several ranks.
                 continue
             weights = weights_term(resolved, sharding)
             pool = room.usable_bytes - weights.nbytes

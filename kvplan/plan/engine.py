@@ -74,8 +74,6 @@ def in_engine(
         options[engine.page_option] = request.page_size
     if engine.tailor:
         engine = replace(engine, formats=engine.tailor(spec, version, options, _capability(device)))
-    if engine.formats_for is not None:
-        engine = replace(engine, formats=engine.formats_for(options))
     asked = {role: getattr(request, role) for role in ("kv", "k", "v", "latent", "index")}
     native = DTYPES[spec.native_dtype]
     spelled, chosen, skips = choose_formats(engine, version, asked, roles(spec), native)

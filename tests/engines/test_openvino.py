@@ -115,7 +115,7 @@ def test_genai_books_a_byte_for_each_u4() -> None:
 
 
 def test_blocks_of_a_cache_size_follow_the_booking() -> None:
-    made = plan(model(params={"total": 1000}), kv="u4", gpu_memory=2**30, bandwidth=10**12)
+    made = plan(model(params={"total": 1000}), kv="u4", gpu_memory=2**36, bandwidth=10**12)
     assert made.capacity is not None
     pool, found = made.capacity.pool_bytes, figures(made)
     assert found["num_kv_blocks"] == pool // (LAYERS * 8 * (48 * 128 + 32 * 144))

@@ -62,7 +62,7 @@ def test_fp8_has_no_bytes_per_token_beside_its_codes() -> None:
 
 
 def test_blocks_of_a_pool() -> None:
-    made = plan(model(params={"total": 1000}), 64, 1, "attention=paged", gpu_memory=2**30, bandwidth=10**12)
+    made = plan(model(params={"total": 1000}), 64, 1, "attention=paged", gpu_memory=2**36, bandwidth=10**12)
     assert made.engine is not None and made.capacity is not None
     found = {f.name: f.value for f in made.engine.figures}
     assert found["num_blocks"] == made.capacity.pool_bytes // (16 * ROW)

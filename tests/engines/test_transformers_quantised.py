@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvplan.engines import load_engine
+from kvplan.engines.transformers.quantised import formats_for
 from kvplan.errors import UnsupportedError, UsageError
 from kvplan.plan import PlanRequest, make_plan
 from kvplan.plan.resolve import resolve
@@ -155,9 +156,7 @@ def test_flush_of_older_versions() -> None:
 
 
 def test_formats_follow_the_group_size() -> None:
-    engine = load_engine("transformers")
-    assert engine.formats_for is not None
-    by_name = {f.option: f for f in engine.formats_for({"q_group_size": 32})}
+    by_name = {f.option: f for f in formats_for({"q_group_size": 32})}
     assert by_name["hqq-int1"].k == "int1:group/32,asym,flat,scale=model"
     with pytest.raises(UnsupportedError, match="stores no k as"):
         cache(model(), "int4:group/64,asym,flat,scale=model", [64], 1, "q_group_size=32")

@@ -144,7 +144,7 @@ def test_a_pool_of_max_tokens_is_rounded_up_to_blocks() -> None:
 
 
 def test_several_windows_share_a_pool_and_ignore_max_tokens() -> None:
-    spec, gpu = mixed(), {"gpu_memory": 2**30, "bandwidth": 10**12}
+    spec, gpu = mixed(), {"gpu_memory": 2**36, "bandwidth": 10**12}
     options = ("max_attention_window=64,64,320", "max_tokens=1000")
     made = plan(spec, 320, 1, *options, **gpu)
     assert made.capacity is not None
@@ -183,7 +183,7 @@ def test_block_reuse_takes_snapshots_of_states() -> None:
 
 def test_states_and_attention_share_a_pool() -> None:
     spec = hybrid().model_copy(update={"params": mixed().params})
-    made = plan(spec, 320, 2, "max_batch_size=8", gpu_memory=2**30, bandwidth=10**12)
+    made = plan(spec, 320, 2, "max_batch_size=8", gpu_memory=2**36, bandwidth=10**12)
     states = 2 * (RECURRENT * 4 + CONV * 2)
     assert made.capacity is not None
     tokens = (made.capacity.pool_bytes - 8 * states) // (ROW + states // 256)
@@ -197,7 +197,7 @@ def test_encoder_rows_have_blocks_and_a_share_of_their_own() -> None:
     }  # fmt: skip
     spec = synthetic.make(2, synthetic.attention(range(2), 8, 128), cross, params={"total": 1000})
     assert kv(spec, 32, 1).allocated_bytes == (2 * 32 + 2 * 128) * ROW
-    made = plan(spec, 32, 1, "cross_kv_cache_fraction=0.25", gpu_memory=2**30, bandwidth=10**12)
+    made = plan(spec, 32, 1, "cross_kv_cache_fraction=0.25", gpu_memory=2**36, bandwidth=10**12)
     assert made.capacity is not None
     pool = made.capacity.pool_bytes
     assert figures(made)["num_blocks"] == pool * 3 // 4 // (2 * ROW) // 32

@@ -36,9 +36,10 @@ ONLY_LINEAR = {"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads":
 
 
 def claims(data: dict[str, Any]) -> bool:
-    """Whether transformers made this file."""
+    """Whether transformers made this file; OpenVINO's names the version that exported its models."""
     meta = data.get("meta", {})
-    return "transformers" in meta.get("meta", meta)
+    named = meta.get("meta", meta)
+    return "transformers" in named and "openvino" not in named
 
 
 def outcomes(data: dict[str, Any]) -> Iterator[Outcome]:

@@ -65,7 +65,7 @@ ENGINE = Engine(
     flag=("--kv-bits",),
     versions=(EngineVersion(name="0.32.2", source=CACHE),),
     formats=formats_for(_DEFAULTS),
-    formats_for=formats_for,
+    tailor=lambda _spec, _version, options, _capability: formats_for(options),
     options=(
         *(
             EngineOption(name=name, default=default, text=_TEXTS[name], source=GENERATE)

@@ -126,8 +126,12 @@ def choose_formats(
     picked: dict[str, EngineFormat] = {}
     # An engine with an option for K and one for V has both whatever the model keeps; a latent is stored as K is.
     asks = present | {"k", "v"} if engine.apart else present
+    joint = None if engine.apart else _joint(formats, asked, native)
     for role in ROLES:
         if role not in asks:
+            continue
+        if joint is not None and role in ("k", "v"):
+            picked[role] = joint
             continue
         as_k = asked.get("k") if engine.apart and role == "latent" else None
         text = asked.get(role) or as_k or (asked.get("kv") if role != "index" else None)
@@ -152,6 +156,14 @@ def choose_formats(
             )
     skips = dict.fromkeys(rule for f in picked.values() for rule in f.skips)
     return spelled, {role: f.option for role, f in picked.items()}, tuple(skips)
+
+
+def _joint(formats: list[EngineFormat], asked: Mapping[str, str | None], native: str) -> EngineFormat | None:
+    """The one format that stores K and V as they were asked for apart, such as a pair that a plan echoes; or None."""
+    if not asked.get("k") or not asked.get("v"):
+        return None
+    wanted = [_spelled(asked[role] or "", role) for role in ("k", "v")]
+    return next((f for f in formats if [_canonical(s, native) for s in (f.k, f.v)] == wanted), None)
 
 
 def _check_joint(engine: Engine, picked: dict[str, EngineFormat], asked: Mapping[str, str | None]) -> None:

@@ -204,7 +204,6 @@ class Engine:
             default first, where one option stands for different rows; None: `formats` as they are.
         respell: from (spelling by role, the engine's option by role, engine options) to spellings, where other options
             than the cache dtype change what a row looks like, such as a group size.
-        formats_for: `formats` as these options have them (a group size chosen by an option); None: always `formats`.
     """
 
     name: str
@@ -221,4 +220,3 @@ class Engine:
     launch: LaunchSpec | None = None
     tailor: Tailor | None = None
     respell: Callable[[Mapping[str, str], Mapping[str, str], Mapping[str, Any]], dict[str, str]] | None = None
-    formats_for: Callable[[Mapping[str, Any]], tuple[EngineFormat, ...]] | None = None

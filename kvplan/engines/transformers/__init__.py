@@ -35,7 +35,7 @@ ENGINE = Engine(
                       source="transformers 4.57.1, src/transformers/cache_utils.py"),
     ),
     formats=formats_for({"q_group_size": 64}),
-    formats_for=formats_for,
+    tailor=lambda _spec, _version, options, _capability: formats_for(options),
     options=(
         EngineOption(name="cache_implementation", kind=str, default="dynamic", choices=("dynamic", "static"),
                      text="Tensors that grow, or that have their full length at once.", source=SOURCE),
