@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 from kvplan.engines import load_engine
-from kvplan.errors import KvplanError
+from kvplan.errors import InputError, KvplanError
 from kvplan.plan.resolve import Resolved, resolve
 from kvplan.plan.types import PlanRequest
 from kvplan.reconcile.causes import causes_of
@@ -15,6 +15,7 @@ from kvplan.reconcile.explained.common import Attempt, Explainer
 from kvplan.reconcile.model import find_model
 from kvplan.reconcile.read import format_of
 from kvplan.reconcile.result import Compared, Reconciliation
+from kvplan.reconcile.summary import summary
 from kvplan.reconcile.types import StartUp
 from kvplan.specs.device import DeviceSpec
 from kvplan.specs.model import ModelSpec
@@ -41,12 +42,17 @@ def explain(start: StartUp, model: str | None = None, gpu: str | None = None) ->
         gpu: id or file of the GPU, for the memory beside the cache; None: by the log.
 
     Raises:
-        InputError: the model or GPU is not known.
+        InputError: the model that is given, or the GPU, is not known.
         UsageError, UnsupportedError: kvplan's engine refuses what the log says.
     """
-    spec, found = find_model(start, model)
-    device = _device(gpu)
     explainer: Explainer = import_module(f"kvplan.reconcile.explained.{start.engine}").EXPLAINER
+    try:
+        spec, found = find_model(start, model)
+    except InputError as error:
+        if model is not None:
+            raise
+        return _read_only(start, explainer.engine(start), f"{error.message}; {error.hint}")
+    device = _device(gpu)
     plain, best, tried = _ask(start, spec, device, explainer)
     chosen = best if best.agrees else plain
     memory = device.memory_bytes if device else None
@@ -73,7 +79,18 @@ def explain(start: StartUp, model: str | None = None, gpu: str | None = None) ->
         beside=None if isinstance(beside, str) else beside,
         why_not=beside if isinstance(beside, str) else "",
         notes=(*start.notes, *chosen.resolved.notes),
+        summary=summary(start),
+        derived=tuple(explainer.derived(start, chosen.resolved).items()),
     )
+
+
+def _read_only(start: StartUp, engine: str, why: str) -> Reconciliation:
+    """What the log says, where nobody says which model it is of."""
+    return Reconciliation(
+        start=start, model="", model_from=why, engine=engine, version="", options=(), compared=(),
+        others=start.printed, deciding="", causes=(), beside=None, why_not="the model is not known",
+        notes=start.notes, summary=summary(start),
+    )  # fmt: skip
 
 
 def _ask(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from decimal import Decimal
 
+from kvplan.reconcile.summary import Summary
 from kvplan.reconcile.types import Printed, StartUp
 
 
@@ -59,13 +60,16 @@ class Reconciliation:
     """A log, explained.
 
     Attributes:
-        model: id of the spec; `model_from` says how it was found.
+        model: id of the spec, empty where the log does not tell it and the user neither; `model_from` says how it
+            was found, or why not. Without a model nothing is compared.
         engine, version: of kvplan's rules that were asked.
         options: settings that were taken from the log, as options of the engine.
         compared: figures that kvplan has too.
         others: figures of the log that kvplan has no figure for.
         deciding: rank whose memory decides, where ranks differ; empty otherwise.
         causes: why figures differ, the likeliest first.
+        summary: the cache as the log states it.
+        derived: kvplan's figures of the engine that the log does not print.
         beside: None where the log does not show it; `why_not` then says what is missing.
     """
 
@@ -82,6 +86,8 @@ class Reconciliation:
     beside: Beside | None
     why_not: str
     notes: tuple[str, ...]
+    summary: Summary
+    derived: tuple[tuple[str, int], ...] = ()
 
     @property
     def agrees(self) -> bool:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from kvplan.reconcile.read import format_of
 from kvplan.reconcile.result import Compared, Reconciliation
+from kvplan.reconcile.summary import Summary
 from kvplan.reconcile.types import Printed
 from kvplan.report.terminal import QuietConsole, bullet
 from kvplan.units import format_bytes
@@ -20,17 +21,21 @@ def print_reconciliation(found: Reconciliation, console: QuietConsole | None = N
     console = console or QuietConsole(highlight=False, markup=False, emoji=False)
     start = found.start
     version = f" {start.version}" if start.version else ""
-    rules = f"rules of {found.engine} {found.version}"
-    console.print(Text(f"{start.title}{version}: {found.model} ({found.model_from}; {rules})", style="bold"))
+    model = f"{found.model} ({found.model_from}; rules of {found.engine} {found.version})"
+    console.print(Text(f"{start.title}{version}: {model if found.model else start.model or 'a model'}", style="bold"))
+    console.print(Text(_cache(found.summary)))
     if found.compared:
         console.print(_table(found.compared))
-    verdict = "every figure agrees" if found.agrees else "not every figure agrees"
-    console.print(Text(verdict if found.compared else "no figure of this log has one of kvplan's beside it"))
+        console.print(Text("every figure agrees" if found.agrees else "not every figure agrees"))
+    else:
+        why = "no figure of this log has one of kvplan's beside it" if found.model else found.model_from
+        console.print(Text(f"not explained: {why}"), soft_wrap=True)
     if found.deciding:
         console.print(Text(f"rank {found.deciding} has the least memory and decides"))
     beside = found.beside
     lines = {
         "Causes": list(found.causes),
+        "Figures of kvplan that the log has not": [f"{name}: {value:,}" for name, value in found.derived],
         "Beside weights and cache": [f"{_range(beside.low_bytes, beside.high_bytes)} = {beside.formula}"]
         if beside
         else [f"not known: {found.why_not}"],
@@ -44,6 +49,15 @@ def print_reconciliation(found: Reconciliation, console: QuietConsole | None = N
             console.print(Text(heading, style="bold"))
         for text in texts:
             console.print(Text(bullet(text, console.width)), soft_wrap=True)
+
+
+def _cache(cache: Summary) -> str:
+    """`cache: 20.00 GiB, 327,680 tokens, 20,480 blocks`, as far as the log says."""
+    parts = []
+    if cache.low_bytes is not None and cache.high_bytes is not None:
+        parts.append(_range(cache.low_bytes, cache.high_bytes))
+    parts += [f"{n:,} {name}" for n, name in ((cache.tokens, "tokens"), (cache.blocks, "blocks")) if n is not None]
+    return "cache in the log: " + (", ".join(parts) or "no size")
 
 
 def _table(compared: tuple[Compared, ...]) -> Table:
@@ -66,7 +80,8 @@ def _plain(value: Decimal) -> str:
 
 
 def _range(low: int, high: int) -> str:
-    return format_bytes(low) if low == high else f"{format_bytes(low)} to {format_bytes(high)}"
+    texts = dict.fromkeys((format_bytes(low), format_bytes(high)))
+    return " to ".join(texts)
 
 
 def _other(p: Printed, text: str) -> str:

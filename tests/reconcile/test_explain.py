@@ -20,6 +20,7 @@ from kvplan.reconcile.explain import explain
 from kvplan.reconcile.explained.common import covered
 from kvplan.reconcile.result import Reconciliation
 from kvplan.reconcile.run import read_log, to_json
+from kvplan.reconcile.summary import summary
 
 _spec = importlib.util.spec_from_file_location("written_logs_2", Path(__file__).with_name("written.py"))
 assert _spec and _spec.loader
@@ -94,6 +95,26 @@ def test_residual_and_factor(tmp_path: Path) -> None:
 
 if "vllm" in engine_names():
 
+    def test_blocks_behind_the_tokens(tmp_path: Path) -> None:
+        """C.llama31_8b.auto.b16.tp2: 901,120 tokens are 56,320 blocks of 16, each 16 x 4 heads x 256 x 2 x 32 bytes."""
+        found = found_in(text_of("vllm", "llama tp2"), tmp_path)
+        assert dict(found.derived)["num_gpu_blocks"] == 56320
+        assert dict(found.derived)["bytes per block"] == 16 * 4 * 256 * 2 * 32
+
+    def test_residual_of_the_old_engine(tmp_path: Path) -> None:
+        """V01: 21.22 - 14.99 - 3.81 = 2.42 GiB; the log itself says 2.07 activation and 0.35 outside PyTorch."""
+        found = found_in(text_of("vllm", "V0"), tmp_path).beside
+        assert found is not None and found.low_bytes <= int(2.42 * 2**30) <= found.high_bytes
+        assert found.high_bytes - found.low_bytes <= 0.03 * 2**30 + 3
+
+    def test_residual_with_a_gpu(tmp_path: Path) -> None:
+        """Share of the GPU, less weights and cache."""
+        text = text_of("vllm", "qwen 0.11").replace("'max_model_len'", "'gpu_memory_utilization': 0.6, 'max_model_len'")
+        found = found_in(text, tmp_path, gpu="h100-80gb").beside
+        assert found is not None and found.memory_bytes is not None
+        exact = 0.6 * found.memory_bytes - (14.9888 + 5.03) * 2**30
+        assert found.low_bytes <= exact <= found.high_bytes
+
     def test_another_rank_decides(tmp_path: Path) -> None:
         """The tokens are those of a rank whose line is missing (as in V19)."""
         text = text_of("vllm", "llama tp2").replace("55.00 GiB", "56.00 GiB")
@@ -121,13 +142,49 @@ def test_models_of_logs(tmp_path: Path) -> None:
 
 
 def test_unknown_models(tmp_path: Path) -> None:
+    """Without a model the log is still read; a file beside the user is not opened because a log has its name."""
     line = "llama_kv_cache: size = 8.00 MiB ( 256 cells, 32 layers, 1/1 seqs), K (f16): 4.00 MiB, V (f16): 4.00 MiB"
-    with pytest.raises(InputError, match="does not name its model"):
-        found_in(line, tmp_path)
+    found = found_in(line, tmp_path)
+    assert not found.compared and "does not name its model" in found.model_from
+    assert (found.summary.low_bytes, found.summary.high_bytes) == (8 * 2**20 - 10485, 8 * 2**20 + 10485)
     (tmp_path / "config.json").write_text("{}")
     named = f"llama_model_loader: loaded meta data with 9 tensors from /m/config.json (version GGUF V3)\n{line}"
-    with pytest.raises(InputError, match=r"'config\.json' is not known"):
-        found_in(named, tmp_path)
+    assert "'config.json' is not known" in found_in(named, tmp_path).model_from
+    with pytest.raises(InputError):
+        found_in(line, tmp_path, "no-such-model")
+
+
+SUMMARIES = {
+    "vllm: llama tp2": (55 * 2**30, 901120, None), "vllm: V0": (3.81 * 2**30, None, 1952),
+    "vllm: refused": (8 * 2**30, None, None), "sglang: llama": (40 * 2**30, 327680, None),
+    "sglang: states": ((10.08 + 10.08 + 0.34 + 17.58) * 2**30, 330323, None),
+    "sglang: windows": ((8.38 + 5.59 + 1.21 + 0.81) * 2**30, 375360, None),
+    "llamacpp: states": (4425 * 2**20, None, None), "llamacpp: windows": (480 * 2**20, None, None),
+    "llamacpp: 2023": (400 * 2**20, None, None), "trtllm: kimi fp8": (166.02 * 2**30, 5073376, 158543),
+    "trtllm: 2023": (69524783104, 132608, None), "lmdeploy: internvl": (8 * 2**20 * 6214, None, 6214),
+    "lmdeploy: gpt-oss int4": (884736 * 1740, 111360, 1740), "ollama: llama 3.2": (448 * 2**20, None, None),
+    "ollama: two devices": (3.0 * 2**30, None, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", SUMMARIES)
+def test_summary(key: str, tmp_path: Path) -> None:
+    """Bytes within the rounding, tokens and blocks as printed."""
+    path = tmp_path / "server.log"
+    path.write_text(text_of(*key.split(": ")))
+    found, (nbytes, tokens, blocks) = summary(read_log(path)), SUMMARIES[key]
+    assert found.low_bytes is not None and found.high_bytes is not None
+    assert found.low_bytes - 1 <= nbytes <= found.high_bytes + 1
+    assert (found.tokens, found.blocks) == (tokens, blocks)
+
+
+def test_every_golden_log_gives_its_bytes(shared: Path, tmp_path: Path) -> None:
+    """The log alone, without a model."""
+    records = json.loads((shared / "data/llamacpp_golden.json").read_text())["records"]
+    for record in (r for r in records if r["ok"]):
+        found = found_in("\n".join(record["log"]), tmp_path).summary
+        assert found.low_bytes is not None and found.high_bytes is not None
+        assert found.low_bytes <= record["total_bytes"] <= found.high_bytes, record["model"]
 
 
 def test_versions() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import string
 from pathlib import Path
 
@@ -9,8 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvplan.engines import engine_names
 from kvplan.reconcile.names import model_name
-from kvplan.reconcile.run import read_log
+from kvplan.reconcile.run import explain, read_log, to_json
+from kvplan.report.reconcile import print_reconciliation
+from kvplan.report.terminal import QuietConsole
 
 words = st.text(string.ascii_lowercase, min_size=4, max_size=12).map("zq".__add__)
 
@@ -35,16 +39,21 @@ llama_kv_cache: size =  640.00 MiB (  4096 cells,  40 layers,  1/1 seqs), K (f16
 """
 
 
-@pytest.mark.parametrize("text", [LOG, LLAMA])
+@pytest.mark.parametrize("text", [LOG, LLAMA] if "vllm" in engine_names() else [LLAMA])
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(host=words, user=words, folder=words)
 def test_nothing_private_is_kept(text: str, host: str, user: str, folder: str, tmp_path: Path) -> None:
     path = tmp_path / f"{user}.log"
     path.write_text(text.format(host=host, user=user, folder=folder))
     start = read_log(path)
-    kept = repr(start)
+    found = explain(start)
+    console = QuietConsole(file=io.StringIO(), width=200)
+    print_reconciliation(found, console)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    kept = "".join((repr(found), to_json(found), shown))
     for secret in (host, user, folder, "10.20.30.40", "77123", "50052", "/home", "Users", str(tmp_path)):
         assert secret not in kept
+    assert found.model in ("qwen3-14b", "")
     assert start.model in ("Qwen3-14B", "qwen3-14b.gguf")
 
 

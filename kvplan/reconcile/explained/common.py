@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
@@ -14,11 +14,9 @@ from kvplan.plan.engine import EngineRank
 from kvplan.plan.resolve import Resolved
 from kvplan.reconcile.result import Beside, Compared
 from kvplan.reconcile.rules import LogFormat
+from kvplan.reconcile.sizes import in_unit
 from kvplan.reconcile.types import Printed, StartUp
 from kvplan.specs.model import ModelSpec
-from kvplan.units import GIB, MIB
-
-UNIT_BYTES = {"GiB": GIB, "MiB": MIB, "KiB": 2**10, "bytes": 1}
 
 
 @dataclass(frozen=True)
@@ -55,6 +53,7 @@ class Explainer:
         beside: memory beside weights and cache, or why the log does not show it. The bytes of the GPU and of the
             weights of a rank are given where they are known.
         deciding: name of the figure whose least rank decides; empty: none does.
+        derived: figures of kvplan that no line has, such as the number of blocks where only tokens are printed.
     """
 
     engine: Callable[[StartUp], str]
@@ -62,6 +61,13 @@ class Explainer:
     compare: Callable[[StartUp, Resolved, LogFormat], list[Compared]]
     beside: Callable[[StartUp, Resolved, int | None], Beside | str]
     deciding: str = ""
+    derived: Callable[[StartUp, Resolved], dict[str, int]] = lambda _start, resolved: plain_figures(resolved)
+
+
+def plain_figures(resolved: Resolved) -> dict[str, int]:
+    """The engine's own whole numbers that need no pool: bytes of a block, of a token ..."""
+    found = figures_of(cache_of(resolved), context_of(resolved))
+    return {name: value for name, value in found.items() if type(value) is int}
 
 
 def covered(engine: Engine, version: str | None) -> str | None:
@@ -108,19 +114,6 @@ def figures_of(cache: EngineCache, context: int, pool_bytes: int | None = None) 
     return found
 
 
-def ends(figure: Printed) -> tuple[int, int]:
-    """Least and most bytes that are printed so."""
-    unit = UNIT_BYTES[figure.unit]
-    low = (figure.value - figure.half_unit) * unit
-    high = (figure.value + figure.half_unit) * unit
-    return -int(-low // 1), int(high // 1)
-
-
-def in_unit(nbytes: int, unit: str) -> Decimal:
-    """Bytes in a unit, exactly."""
-    return Decimal(nbytes) / UNIT_BYTES[unit]
-
-
 def compared(log: LogFormat, printed: Printed, low: Decimal | int | float, high: Decimal | int | float,
              formula: str) -> Compared:  # fmt: skip
     """A printed figure beside a computed interval."""
@@ -163,13 +156,3 @@ def ranks_of(start: StartUp, setting: str, kind: str = "TP") -> int:
     """Ranks of a kind (TP, PP): as set, else as many as printed something."""
     seen = [int(n) for rank in start.ranks for n in re.findall(rf"\b{kind}(\d+)", rank)]
     return number(start.option(setting), max(seen, default=0) + 1)
-
-
-def interval(parts: Iterable[tuple[int, Printed | int]]) -> tuple[int, int]:
-    """Low and high of a sum of printed sizes and exact bytes, each with a sign."""
-    low = high = 0
-    for sign, part in parts:
-        least, most = ends(part) if isinstance(part, Printed) else (part, part)
-        low += sign * (least if sign > 0 else most)
-        high += sign * (most if sign > 0 else least)
-    return low, high

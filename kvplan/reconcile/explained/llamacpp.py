@@ -14,14 +14,13 @@ from kvplan.reconcile.explained.common import (
     cache_of,
     compared,
     context_of,
-    in_unit,
-    interval,
     version_attempts,
 )
 from kvplan.reconcile.figures import figures_in
 from kvplan.reconcile.llamacpp import CACHES, FORMAT
 from kvplan.reconcile.result import Beside, Compared
 from kvplan.reconcile.rules import LogFormat
+from kvplan.reconcile.sizes import in_unit, interval
 from kvplan.reconcile.types import Printed, StartUp
 from kvplan.specs.model import ModelSpec
 

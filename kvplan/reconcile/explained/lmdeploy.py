@@ -15,16 +15,14 @@ from kvplan.reconcile.explained.common import (
     cache_of,
     compared,
     context_of,
-    ends,
     figures_of,
-    in_unit,
-    interval,
     number,
     options_from,
     version_attempts,
 )
 from kvplan.reconcile.result import Beside, Compared
 from kvplan.reconcile.rules import LogFormat
+from kvplan.reconcile.sizes import ends, in_unit, interval
 from kvplan.reconcile.types import StartUp
 from kvplan.specs.model import ModelSpec
 from kvplan.units import format_bytes

@@ -9,20 +9,19 @@ from kvplan.engines.shared.types import Engine
 from kvplan.plan.resolve import Resolved
 from kvplan.reconcile.explained import llamacpp
 from kvplan.reconcile.explained.common import (
-    UNIT_BYTES,
     Attempt,
     Explainer,
     cache_of,
     compared,
     context_of,
     figures_of,
-    interval,
     number,
     version_attempts,
 )
 from kvplan.reconcile.llamacpp import CACHES
 from kvplan.reconcile.result import Beside, Compared
 from kvplan.reconcile.rules import LogFormat
+from kvplan.reconcile.sizes import UNIT_BYTES, interval
 from kvplan.reconcile.types import Printed, StartUp
 from kvplan.specs.model import ModelSpec
 

@@ -13,7 +13,6 @@ from kvplan.reconcile.explained.common import (
     Explainer,
     cache_of,
     compared,
-    interval,
     number,
     options_from,
     ranks_of,
@@ -22,6 +21,7 @@ from kvplan.reconcile.explained.common import (
 )
 from kvplan.reconcile.result import Beside, Compared
 from kvplan.reconcile.rules import LogFormat
+from kvplan.reconcile.sizes import interval
 from kvplan.reconcile.types import Printed, StartUp
 from kvplan.specs.model import ModelSpec
 from kvplan.units import format_bytes

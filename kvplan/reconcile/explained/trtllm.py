@@ -13,7 +13,6 @@ from kvplan.reconcile.explained.common import (
     compared,
     context_of,
     figures_of,
-    interval,
     options_from,
     ranks_of,
     sized,
@@ -21,6 +20,7 @@ from kvplan.reconcile.explained.common import (
 )
 from kvplan.reconcile.result import Beside, Compared
 from kvplan.reconcile.rules import LogFormat
+from kvplan.reconcile.sizes import interval
 from kvplan.reconcile.types import StartUp
 from kvplan.specs.model import ModelSpec
 from kvplan.units import format_bytes

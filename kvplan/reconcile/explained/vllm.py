@@ -14,17 +14,16 @@ from kvplan.reconcile.explained.common import (
     cache_of,
     compared,
     context_of,
-    ends,
     figures_of,
-    in_unit,
-    interval,
     number,
     options_from,
+    plain_figures,
     ranks_of,
     version_attempts,
 )
 from kvplan.reconcile.result import Beside, Compared
 from kvplan.reconcile.rules import LogFormat
+from kvplan.reconcile.sizes import ends, in_unit, interval
 from kvplan.reconcile.types import Printed, StartUp
 from kvplan.specs.model import ModelSpec
 from kvplan.units import format_bytes
@@ -128,6 +127,20 @@ def compare(start: StartUp, resolved: Resolved, log: LogFormat) -> list[Compared
     return made + _rest(start, cache, context, log, block, plain)
 
 
+def derived(start: StartUp, resolved: Resolved) -> dict[str, int]:
+    """Also the number of blocks that prints the log's tokens."""
+    made = plain_figures(resolved)
+    available, tokens = start.least("available"), start.least("tokens")
+    if available and tokens:
+        block = made["bytes per block"]
+        low, high = (n // block for n in ends(available))
+        cache, context = cache_of(resolved), context_of(resolved)
+        found = _blocks_printing(cache, context, block, int(tokens.value), low, high)
+        if found is not None:
+            made["num_gpu_blocks"] = found
+    return made
+
+
 def _rest(
     start: StartUp, cache: EngineCache, context: int, log: LogFormat, block: int, plain: dict[str, Any]
 ) -> list[Compared]:
@@ -218,5 +231,10 @@ def _share(start: StartUp, resolved: Resolved, memory: int) -> tuple[Fraction, s
 
 
 EXPLAINER = Explainer(
-    engine=lambda _start: "vllm", attempts=attempts, compare=compare, beside=beside, deciding="available"
+    engine=lambda _start: "vllm",
+    attempts=attempts,
+    compare=compare,
+    beside=beside,
+    deciding="available",
+    derived=derived,
 )
