@@ -47,7 +47,7 @@ def _ranks(start: StartUp, off: Sequence[Compared]) -> list[str]:
     available = start.least("available")
     if start.engine != "vllm" or fewer is None or available is None or not fewer.low:
         return []
-    pool = available.value * fewer.printed.value / fewer.low
+    pool = available.value * fewer.printed.value * 2 / (fewer.low + fewer.high)
     return [
         f"Another rank, whose line the log lacks, had less memory: {fewer.printed.value:,} tokens are about "
         f"{pool:.2f} GiB, and the least that is printed is {available.value} GiB."

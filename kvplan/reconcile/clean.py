@@ -53,17 +53,29 @@ class Line:
     front: bool = False
 
 
-def read_lines(path: Path) -> Iterator[Line]:
-    """The lines of a log file.
+def read_lines(path: Path, hints: tuple[str, ...] = ("",)) -> Iterator[Line]:
+    """The lines of a log file that have one of the hints in them; without hints, all.
 
     Raises:
         InputError: no such file, not readable, or no text.
     """
     ranks = _Ranks()
-    for number, raw in enumerate(_raw_lines(path), 1):
-        for piece in raw.split("\r"):
-            if piece and not piece.isspace():
-                yield ranks.line(number, clean(piece))
+    number = 0
+    for block in _blocks(path):
+        # A server's log is mostly about requests: blocks without any hint are only counted.
+        if not _any_in(hints, clean_codes(block)) and '{"' not in block:
+            number += block.count("\n")
+            continue
+        for raw in block.split("\n")[:-1]:
+            number += 1
+            for piece in raw.split("\r"):
+                text = clean(piece)
+                if text and not text.isspace() and _any_in(hints, text):
+                    yield ranks.line(number, text)
+
+
+def _any_in(hints: tuple[str, ...], text: str) -> bool:
+    return any(hint in text for hint in hints)
 
 
 def clean(text: str) -> str:
@@ -71,6 +83,11 @@ def clean(text: str) -> str:
     text = text[:LONGEST_LINE]
     if text.lstrip().startswith("{"):
         text = _unwrapped(text)
+    return clean_codes(text)
+
+
+def clean_codes(text: str) -> str:
+    """A text without terminal codes."""
     return _COLOUR.sub("", text) if _MAYBE_COLOUR.search(text) else text
 
 
@@ -119,22 +136,23 @@ class _Ranks:
         return [self._workers.setdefault(tag[0], f"worker {len(self._workers) + 1}")]
 
 
-def _raw_lines(path: Path) -> Iterator[str]:
+def _blocks(path: Path) -> Iterator[str]:
+    """The text in pieces of whole lines, each line with its end."""
     try:
         with path.open("rb") as file:
-            first = file.read(_CHUNK)
-            decoder = codecs.getincrementaldecoder(_encoding(first))("replace")
-            kept, chunk = "", first
+            chunk = file.read(_CHUNK)
+            decoder = codecs.getincrementaldecoder(_encoding(chunk))("replace")
+            kept = ""
             while chunk:
-                kept += decoder.decode(chunk)
-                *lines, kept = kept.split("\n")
-                yield from lines
+                whole, end, rest = (kept + decoder.decode(chunk)).rpartition("\n")
+                if end:
+                    yield whole + end
                 # A line without an end must not fill the memory.
-                kept = kept[:LONGEST_LINE] if len(kept) > _CHUNK else kept
+                kept = rest[:LONGEST_LINE] if len(rest) > _CHUNK else rest
                 chunk = file.read(_CHUNK)
             kept += decoder.decode(b"", final=True)
             if kept:
-                yield kept
+                yield kept + "\n"
     except OSError as error:
         raise InputError(
             f"log file cannot be read: {error.strerror or 'unknown reason'}", "give the path of a text file"

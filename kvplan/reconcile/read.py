@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from kvplan.errors import InputError
@@ -15,7 +14,8 @@ from kvplan.reconcile.types import StartUp
 FORMATS: tuple[LogFormat, ...] = tuple(module.FORMAT for module in (vllm, sglang, llamacpp, trtllm, lmdeploy, ollama))
 """Every engine whose log is read."""
 
-_HINTS = re.compile("|".join(re.escape(hint) for hint in dict.fromkeys(r.hint for log in FORMATS for r in log.rules)))
+HINTS = tuple(dict.fromkeys(rule.hint for log in FORMATS for rule in log.rules))
+"""What a line must have in it to be of use."""
 
 
 def read_start(lines: Iterable[Line]) -> StartUp:
@@ -26,9 +26,8 @@ def read_start(lines: Iterable[Line]) -> StartUp:
     """
     readers = [Reader(log) for log in FORMATS]
     for line in lines:
-        if _HINTS.search(line.text):
-            for reader in readers:
-                reader.read(line)
+        for reader in readers:
+            reader.read(line)
     return _start_up(_chosen(readers))
 
 

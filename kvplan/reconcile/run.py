@@ -9,7 +9,7 @@ from typing import Any
 
 from kvplan.reconcile.clean import read_lines
 from kvplan.reconcile.explain import explain as explain
-from kvplan.reconcile.read import read_start
+from kvplan.reconcile.read import HINTS, read_start
 from kvplan.reconcile.result import Compared, Reconciliation
 from kvplan.reconcile.types import Printed, StartUp
 
@@ -22,7 +22,7 @@ def read_log(path: Path | str) -> StartUp:
     Raises:
         InputError: no text file, no engine's lines, two engines', or none that says how large the cache is.
     """
-    return read_start(read_lines(Path(path)))
+    return read_start(read_lines(Path(path), HINTS))
 
 
 def to_json(found: Reconciliation) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from decimal import Decimal
+from math import ceil, floor
 
 from kvplan.reconcile.types import Printed
 from kvplan.units import GIB, KIB, MIB
@@ -16,7 +17,7 @@ def ends(figure: Printed) -> tuple[int, int]:
     unit = UNIT_BYTES[figure.unit]
     low = (figure.value - figure.half_unit) * unit
     high = (figure.value + figure.half_unit) * unit
-    return -int(-low // 1), int(high // 1)
+    return ceil(low), floor(high)
 
 
 def in_unit(nbytes: int, unit: str) -> Decimal:

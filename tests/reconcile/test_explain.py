@@ -146,7 +146,7 @@ def test_unknown_models(tmp_path: Path) -> None:
     line = "llama_kv_cache: size = 8.00 MiB ( 256 cells, 32 layers, 1/1 seqs), K (f16): 4.00 MiB, V (f16): 4.00 MiB"
     found = found_in(line, tmp_path)
     assert not found.compared and "does not name its model" in found.model_from
-    assert (found.summary.low_bytes, found.summary.high_bytes) == (8 * 2**20 - 10485, 8 * 2**20 + 10485)
+    assert (found.summary.low_bytes, found.summary.high_bytes) == (8 * 2**20 - 2 * 5242, 8 * 2**20 + 2 * 5242)
     (tmp_path / "config.json").write_text("{}")
     named = f"llama_model_loader: loaded meta data with 9 tensors from /m/config.json (version GGUF V3)\n{line}"
     assert "'config.json' is not known" in found_in(named, tmp_path).model_from
