@@ -93,20 +93,18 @@ RULES = (
     Rule("n_ubatch", r"(?:llama_context|_with_model): n_ubatch *= *{ubatch}", _CONTEXT),
     Rule("flash_attn", r"(?:llama_context|_with_model): flash_attn *= *(?P<o_flash_attn>\w+)", _CONTEXT),
     Rule("kv_unified", r"llama_context: kv_unified *= *(?P<o_kv_unified>\w+)", _CONTEXT),
-    Rule("KV cache, size", r"creating +(?P<of>[\w-]+(?: [\w-]+)*?) KV cache, size", "src/llama-kv-cache-iswa.cpp",
-         since="b5500", effect="label"),
+    Rule("KV cache, size", r"creating +(?P<of>[\w-]+(?: [\w-]+)*?) KV cache, size", "src/llama-kv-cache-iswa.cpp", effect="label"),
     Rule("kv_size = ", r"kv_size = {cells}, offload = .*?type_k = '(?P<o_type_k>\w+)', type_v = '(?P<o_type_v>\w+)',"
-         r" n_layer = {layers}", _CACHE, until="b5400"),
+         r" n_layer = {layers}", _CACHE),
     Rule("size = ", r"size = *{size} MiB " + _SEQS + r"(?:/ *{streams})? seqs\), K \((?P<o_type_k>\w+)\): *{k} MiB,"
-         r" V \((?P<o_type_v>\w+)\): *{v} MiB", _CACHE, since="b5400", labelled=True),
+         r" V \((?P<o_type_v>\w+)\): *{v} MiB", _CACHE, labelled=True),
     Rule("size = ", r"llama_memory_recurrent: size = *{size} MiB " + _SEQS + r" seqs(?: *{rollbacks} rs_seq)?\),"
-         r" R \(\w+\): *{r} MiB, S \(\w+\): *{s} MiB(?:, P \(\w+\): *{p} MiB)?", "src/llama-memory-recurrent.cpp",
-         since="b5500"),
+         r" R \(\w+\): *{r} MiB, S \(\w+\): *{s} MiB(?:, P \(\w+\): *{p} MiB)?", "src/llama-memory-recurrent.cpp"),
     Rule("_comp_state:", r"comp_state: (?P<of>\w+) ratio = .*?streams = {streams},.*?layers = {layers},"
          r" size = *{state_size} MiB", "src/llama-kv-cache-dsv4.cpp"),
     Rule("self size", r"(?:KV|kv) self size *= *{kv_self} Mi?B, K \((?P<o_type_k>\w+)\): *{k} Mi?B,"
-         r" V \((?P<o_type_v>\w+)\): *{v} Mi?B", _CACHE, until="b5400"),
-    Rule("self size", r"(?:KV|kv) self size *= *{kv_self} Mi?B\s*$", "llama.cpp (2023)", until="b2000"),
+         r" V \((?P<o_type_v>\w+)\): *{v} Mi?B", _CACHE),
+    Rule("self size", r"(?:KV|kv) self size *= *{kv_self} Mi?B\s*$", "llama.cpp (2023)"),
     Rule("self size", r"KV self size *= *{kv_self} MiB, c\^KV \((?P<o_type_k>\w+)\): *{k} MiB",
          "ikawrakow/ik_llama.cpp, latents only"),
     Rule("KV buffer size", _DEVICE + r" +KV buffer size = *{kv_buffer}" + _MIB, _CACHE),

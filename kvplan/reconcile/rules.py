@@ -39,7 +39,7 @@ class Rule:
         pattern: where `{name}` stands for a number called so. The groups `version`, `model`, `of` (device or cache),
             `unit` and those that start with `o_` (an option's value) have a meaning of their own.
         source: the file of the engine's own source that prints the line, or where the line was seen.
-        since, until: first and last version known to print it so; empty: not known.
+        since, until: first and last version that is known to print it so; empty where that is not known.
         keys: settings to take from the line.
         effect: `start`: a process starts here; `model`: it loads a model or lays out a context, which starts anew if a
             cache was laid out already; `label`: what follows belongs to the cache `of`; `draft`: to a draft model.

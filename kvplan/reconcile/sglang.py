@@ -54,17 +54,16 @@ RULES = (
     Rule("Load weight begin", r"Load weight begin\. avail mem={before_weights}" + _GB,
          "model_executor/model_runner.py"),
     Rule("Load weight end", r"Load weight end\..*?\bavail mem={after_weights}" + _GB, "model_executor/model_runner.py"),
-    Rule("Load weight end", r"Load weight end\..*?\bmem usage={weights}" + _GB, "model_executor/model_runner.py",
-         since="0.4.2"),
+    Rule("Load weight end", r"Load weight end\..*?\bmem usage={weights}" + _GB, "model_executor/model_runner.py"),
     Rule("KV Cache is allocated", r"(?:(?P<of>Full|SWA) )?KV Cache is allocated\.?(?: dtype: (?P<o_kv_dtype>[\w.]+),)?"
          r" *#tokens: {tokens}, K(?: size:)? {k}" + _GB + r", V(?: size:)? {v}" + _GB, _POOL),
     Rule("KV Cache is allocated", r"(?:(?P<of>Full|SWA) )?KV Cache is allocated\.?(?: dtype: (?P<o_kv_dtype>[\w.]+),)?"
          r" *#tokens: {tokens}, KV size: {kv}" + _GB, _POOL),
     Rule("Mamba Cache is allocated", r"Mamba Cache is allocated\. max_mamba_cache_size: {slots}, "
-         r"conv_state size: {conv}" + _GB, _POOL, since="0.5.4"),
-    Rule("ssm_state size", r"(?<!intermediate_)ssm_state size: {ssm}" + _GB, _POOL, since="0.5.4"),
-    Rule("intermediate_ssm_state", r"intermediate_ssm_state_cache size: {draft_ssm}" + _GB, _POOL, since="0.5.4"),
-    Rule("intermediate_conv_window", r"intermediate_conv_window_cache size: {draft_conv}" + _GB, _POOL, since="0.5.4"),
+         r"conv_state size: {conv}" + _GB, _POOL),
+    Rule("ssm_state size", r"(?<!intermediate_)ssm_state size: {ssm}" + _GB, _POOL),
+    Rule("intermediate_ssm_state", r"intermediate_ssm_state_cache size: {draft_ssm}" + _GB, _POOL),
+    Rule("intermediate_conv_window", r"intermediate_conv_window_cache size: {draft_conv}" + _GB, _POOL),
     Rule("liding window memory pool", r"[Ss]liding window memory pool\. full_layer_tokens={full_tokens},"
          r" swa_layer_tokens={swa_tokens}", "model_executor/pool_configurator.py"),
     Rule("(all SWA)", r"memory pool \(all SWA\)\. swa_layer_tokens={swa_tokens}",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,6 +122,48 @@ if "vllm" in engine_names():
         text = text_of("vllm", "llama tp2").replace("55.00 GiB", "56.00 GiB")
         found = found_in(text, tmp_path)
         assert not found.agrees and "another rank" in found.causes[0].lower() and "55.00 GiB" in found.causes[0]
+
+
+if "vllm" in engine_names():
+
+    def log_of(record: dict[str, Any]) -> str:
+        """The lines that a record of a public log was taken from."""
+        printed, length = record["printed"], record["max_model_len"]
+        number = re.match(r"v?(0\.\d+(?:\.\d+)?)", record["engine_version"] or "")
+        version = f" (v{number[1]})" if number else ""
+        kv = record["kv_dtype"] if "auto" not in (record["kv_dtype"] or "auto") else "auto"
+        lines = [
+            f"Initializing a V1 LLM engine{version} with config: model='{record['model'].split(' (')[0]}', "
+            f"max_seq_len={length}, tensor_parallel_size={record['tp'] or 1}, kv_cache_dtype={kv}, "
+            f"decode_context_parallel_size={record['dcp'] or 1}"
+        ]
+        pool = printed.get("avail_gib", printed.get("kv_cache_gib"))
+        if "need_gib" in printed:
+            lines.append(f"max seq len ({length}), ({printed['need_gib']} GiB KV cache is needed, which is larger than "
+                         f"the available KV cache memory ({pool} GiB).")  # fmt: skip
+            if "est_len" in printed:
+                lines.append(f"the estimated maximum model length is {printed['est_len']}.")
+        elif isinstance(pool, int | float):
+            lines.append(f"Available KV cache memory: {pool} GiB")
+        shapes = {"tokens": "GPU KV cache size: {:,} tokens", "gpu_blocks": "# GPU blocks: {}",
+                  "concurrency": f"Maximum concurrency for {length} tokens per request: {{}}x"}  # fmt: skip
+        return "\n".join([*lines, *(text.format(printed[k]) for k, text in shapes.items() if k in printed)])
+
+    def test_public_logs_of_vllm(shared: Path, tmp_path: Path) -> None:
+        """Figures of public logs whose model ships: all are kvplan's own, but one whose deciding rank is not quoted."""
+        records = json.loads((shared / "data/engine_logs.json").read_text())["records"]
+        told, other_rank = 0, set()
+        for record in records:
+            text = log_of(record) if record["engine"] == "vLLM" and record["evidence_strength"] == "independent" else ""
+            if "KV cache" not in text and "GPU blocks" not in text:
+                continue
+            found = found_in(text, tmp_path)
+            if found.compared and "another rank" in " ".join(found.causes).lower():
+                other_rank.add(record["id"])
+            elif found.compared:
+                assert found.agrees, (record["id"], found.causes)
+                told += 1
+        assert told >= 10 and other_rank <= {"V19"}
 
 
 def test_models_of_logs(tmp_path: Path) -> None:
