@@ -93,7 +93,8 @@ RULES = (
     Rule("n_ubatch", r"(?:llama_context|_with_model): n_ubatch *= *{ubatch}", _CONTEXT),
     Rule("flash_attn", r"(?:llama_context|_with_model): flash_attn *= *(?P<o_flash_attn>\w+)", _CONTEXT),
     Rule("kv_unified", r"llama_context: kv_unified *= *(?P<o_kv_unified>\w+)", _CONTEXT),
-    Rule("KV cache, size", r"creating +(?P<of>[\w-]+(?: [\w-]+)*?) KV cache, size", "src/llama-kv-cache-iswa.cpp", effect="label"),
+    Rule("KV cache, size", r"creating +(?P<of>[\w-]+(?: [\w-]+)*?) KV cache, size", "src/llama-kv-cache-iswa.cpp",
+         effect="label"),
     Rule("kv_size = ", r"kv_size = {cells}, offload = .*?type_k = '(?P<o_type_k>\w+)', type_v = '(?P<o_type_v>\w+)',"
          r" n_layer = {layers}", _CACHE),
     Rule("size = ", r"size = *{size} MiB " + _SEQS + r"(?:/ *{streams})? seqs\), K \((?P<o_type_k>\w+)\): *{k} MiB,"
