@@ -5,6 +5,7 @@ Sources: InternLM/lmdeploy git 1263d5c (0.16.0, 2026-08-21), read; older version
 
 from __future__ import annotations
 
+from kvplan.engines.shared.lmdeploy import TURBOMIND_POOL, launch
 from kvplan.engines.shared.paged import PagedCache
 from kvplan.engines.shared.scope import check_scope
 from kvplan.engines.shared.select import number_of
@@ -144,5 +145,7 @@ ENGINE = Engine(
                    "weights, the least of all ranks.", source=_BUDGET),
     ),
     cache=cache,
+    pool=TURBOMIND_POOL,
+    launch=launch("turbomind", "cache_block_seq_len"),
     page_option="cache_block_seq_len",
 )  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from kvplan.engines.shared.launch import Flag, LaunchSpec
 from kvplan.engines.shared.paged import PagedCache
 from kvplan.engines.shared.types import (
     Case,
@@ -248,6 +249,22 @@ ENGINE = Engine(
                    "there, except with EXECUTION_MODE_HINT=ACCURACY, which always stores f32.", source=_MEASURED),
     ),
     cache=cache,
+    launch=LaunchSpec(
+        command='openvino_genai.LLMPipeline("{model}", ',
+        language="python",
+        closing=")",
+        flags=(
+            Flag(field="device", text='device="{value}"', always=True, source=_GENAI),
+            Flag(field="k", text='KEY_CACHE_PRECISION="{value}"', source=_GENAI),
+            Flag(field="v", text='VALUE_CACHE_PRECISION="{value}"', source=_GENAI),
+            Flag(field="KEY_CACHE_QUANT_MODE", text='KEY_CACHE_QUANT_MODE="{value}"', source=_GENAI),
+            Flag(field="KEY_CACHE_GROUP_SIZE", text="KEY_CACHE_GROUP_SIZE={value}", source=_GENAI),
+            Flag(field="VALUE_CACHE_GROUP_SIZE", text="VALUE_CACHE_GROUP_SIZE={value}", source=_GENAI),
+            Flag(field="EXECUTION_MODE_HINT", text='EXECUTION_MODE_HINT="{value}"', source=_GENAI),
+            Flag(field="INFERENCE_PRECISION_HINT", text='INFERENCE_PRECISION_HINT="{value}"', source=_GENAI),
+        ),
+        source=_GENAI,
+    ),
     apart=True,
     respell=respell,
 )  # fmt: skip

@@ -5,7 +5,10 @@ Source: huggingface/text-generation-inference, git db931fc (2026-01-08), read.
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from kvplan.engines.shared.launch import Flag, LaunchSpec
+from kvplan.engines.shared.memory import GpuMemory, PoolRule
 from kvplan.engines.shared.paged import PagedCache
 from kvplan.engines.shared.scope import check_scope
 from kvplan.engines.shared.types import (
@@ -99,6 +102,11 @@ def _check_fp8(case: Case) -> None:
             raise UsageError(f"TGI refuses a cache in {option} on {system}", f"give --kv {other}")
 
 
+def _pool(memory: GpuMemory) -> int:
+    used = memory.weights + memory.activations + memory.graphs + memory.framework
+    return int(memory.share * Fraction(9, 10) * memory.total) - used
+
+
 ENGINE = Engine(
     name="tgi",
     title="TGI",
@@ -141,6 +149,15 @@ ENGINE = Engine(
                    "caching; layers of several kinds all keep every row.", source=_WINDOW),
     ),
     cache=cache,
+    pool=PoolRule(
+        share_name="cuda_memory_fraction",
+        default_share=lambda _version, _total, _ranks: Fraction(1),
+        busiest=lambda _options, _total: (64, 4096),
+        pool=_pool,
+        text="The share x 0.90 (TGI_WIGGLE_ROOM) of the total, less what weights, a warm-up batch, graphs and "
+        "framework take.",
+        source=_BYTES,
+    ),
     launch=LaunchSpec(
         command="text-generation-launcher --model-id {model}",
         flags=(

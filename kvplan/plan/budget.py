@@ -27,10 +27,12 @@ def engine_budget(resolved: Resolved, weights: Sequence[Product]) -> Budget:
     assert chosen is not None and device is not None
     rule, total = chosen.engine.pool, device.memory_bytes
     needs = (_weights(weights), *_others(resolved, total))
-    low, high = pool_range(rule, needs, total, resolved.share, chosen.version, chosen.options)
+    vocabulary = resolved.spec.vocab_size or 0
+    low, high = pool_range(rule, needs, total, resolved.share, vocabulary, chosen.version, chosen.options)
     return Budget(
         share=float(resolved.share),
         share_name=rule.share_name,
+        vocab_size=vocabulary,
         needs=needs,
         pool_low_bytes=low,
         pool_high_bytes=high,
@@ -44,11 +46,15 @@ def pool_range(
     needs: tuple[MemoryNeed, ...],
     total: int,
     share: Fraction,
+    vocab_size: int,
     version: str,
     options: Mapping[str, object],
 ) -> tuple[int, int]:
     """(low, high) bytes of the pool: by the engine's rule with every need at its high and at its low end."""
-    low, high = (rule.pool(_memory(needs, end, total, share, version, options)) for end in ("high_bytes", "low_bytes"))
+    low, high = (
+        rule.pool(_memory(needs, end, total, share, vocab_size, version, options))
+        for end in ("high_bytes", "low_bytes")
+    )
     return low, high
 
 
@@ -72,10 +78,24 @@ def _others(resolved: Resolved, total: int) -> tuple[MemoryNeed, ...]:
 
 
 def _memory(
-    needs: tuple[MemoryNeed, ...], end: str, total: int, share: Fraction, version: str, options: Mapping[str, object]
+    needs: tuple[MemoryNeed, ...],
+    end: str,
+    total: int,
+    share: Fraction,
+    vocab_size: int,
+    version: str,
+    options: Mapping[str, object],
 ) -> GpuMemory:
     """One end of the range; a measured residual stands for all three needs beside weights."""
     given = {need.name: int(getattr(need, end)) for need in needs}
     ours = {field: given.get(name, 0) for name, field in _OURS.items()}
     ours["activations"] += given.get("measured residual", 0)
-    return GpuMemory(total=total, share=share, weights=given["weights"], version=version, options=options, **ours)
+    return GpuMemory(
+        total=total,
+        share=share,
+        weights=given["weights"],
+        vocab_size=vocab_size,
+        version=version,
+        options=options,
+        **ours,
+    )

@@ -23,6 +23,9 @@ def launch_of(resolved: Resolved) -> Launch | None:
     engine, spec = chosen.engine, chosen.engine.launch
     now = number_of(chosen.version)
     has = {flag.text: not flag.since or not now or now >= number_of(flag.since) for flag in spec.flags}
+    picked = {f.option: f for f in engine.formats}
+    if any(not picked[option].launchable for option in chosen.formats.values()):
+        return None
     model = resolved.spec.hf_ids[0] if resolved.spec.hf_ids else request.model
     if spec.file and not request.model.endswith(Path(spec.file).suffix):
         model = spec.file
@@ -34,7 +37,6 @@ def launch_of(resolved: Resolved) -> Launch | None:
         text, language = write_launch(spec, model, values, has, f"{engine.title} {chosen.version}")
     except UnsupportedError:
         return None
-    picked = {f.option: f for f in engine.formats}
     storage = {role: getattr(request, role) or "" for role in chosen.formats}
     compute = "; ".join(dict.fromkeys(picked[o].compute for o in chosen.formats.values() if picked[o].compute))
     return Launch(text=text, language=language, storage=storage, compute=compute)
@@ -45,7 +47,8 @@ def _values(resolved: Resolved) -> dict[str, Any]:
     chosen, request, sharding = resolved.engine, resolved.request, resolved.sharding
     assert chosen is not None
     engine = chosen.engine
-    known = {flag.field for flag in engine.launch.flags} if engine.launch else set()
+    flags = engine.launch.flags if engine.launch else ()
+    known, always = {flag.field for flag in flags}, {flag.field for flag in flags if flag.always}
     values: dict[str, Any] = {
         "context": request.context,
         "batch": request.batch if request.context else None,
@@ -64,10 +67,13 @@ def _values(resolved: Resolved) -> dict[str, Any]:
     if engine.apart:
         # A latent is stored in K's type.
         values |= {role: option for role, option in asked.items() if role in ("k", "v")}
+        if "pair" in known and asked:
+            values = {name: value for name, value in values.items() if name not in ("k", "v")}
+            values["pair"] = f"{chosen.formats['k']},{chosen.formats['v']}"
     elif asked:
         values["kv"] = next(iter(asked.values()))
     for option in engine.options:
         value = chosen.options[option.name]
-        if value is not None and value != option.default and option.name in known:
+        if value is not None and (value != option.default or option.name in always) and option.name in known:
             values[option.name] = value
     return {name: value for name, value in values.items() if value is not None}

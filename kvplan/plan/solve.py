@@ -142,7 +142,7 @@ def least_share(resolved: Resolved, context: int) -> float | None:
     """The least share of the memory, in hundredths, at whose pool's low end the request fits."""
     ranks = with_draft(resolved.ranks, resolved.draft)
     needed = held_most(ranks, context, resolved.sequences)
-    for hundredths in range(1, 100):
+    for hundredths in range(1, 101):
         if pools(resolved, resolved.sharding, Fraction(hundredths, 100))[0] >= needed:
             return hundredths / 100
     return None

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvplan.engines import load_engine
 from kvplan.engines.transformers.quantised import formats_for
 from kvplan.errors import UnsupportedError, UsageError
 from kvplan.plan import PlanRequest, make_plan

@@ -6,6 +6,7 @@ Source: the exllamav3 1.6.5 wheel, read (it needs CUDA to run).
 from __future__ import annotations
 
 from kvplan.engines.exllamav3.cache import PAGE_SIZE, PAGES, PROJECT, RING_SPARE, SLIDING, STATES, ExLlamaCache
+from kvplan.engines.exllamav3.start import LAUNCH, POOL
 from kvplan.engines.shared.scope import check_scope
 from kvplan.engines.shared.types import (
     Case,
@@ -101,5 +102,7 @@ ENGINE = Engine(
                    "checkpoints of states lie in host memory.", source=_QUANT),
     ),
     cache=cache,
+    pool=POOL,
+    launch=LAUNCH,
     apart=True,
 )  # fmt: skip

@@ -18,6 +18,7 @@ from kvplan.engines.lmdeploy_pytorch.rules import (
     TITLE,
     WINDOW,
 )
+from kvplan.engines.shared.lmdeploy import PYTORCH_POOL, launch
 from kvplan.engines.shared.scope import check_scope
 from kvplan.engines.shared.types import (
     NATIVE,
@@ -130,6 +131,8 @@ ENGINE = Engine(
                    "the prefill budget is halved until 16 blocks fit.", source=EXECUTOR),
     ),
     cache=cache,
+    pool=PYTORCH_POOL,
+    launch=launch("pytorch", "block_size"),
     page_option="block_size",
     respell=respell,
 )  # fmt: skip

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvplan.engines.mlx.cache import CACHE, GENERATE, MlxCache
+from kvplan.engines.shared.launch import Flag, LaunchSpec
 from kvplan.engines.shared.types import (
     NATIVE,
     Engine,
@@ -52,6 +53,7 @@ def _rule(name: str, text: str, where: str = "") -> EngineRule:
     return EngineRule(name=name, text=text, source=f"{CACHE}{': ' if where else ''}{where}")
 
 
+_FLAGS = "mlx-lm 0.32.2, server.py and generate.py"
 _DEFAULTS = {"kv_group_size": 64, "quantized_kv_start": 5000, "max_kv_size": None, "prefill_step_size": 2048}
 _TEXTS = {
     "kv_group_size": "Values that share a scale and a bias: 32, 64 or 128.",
@@ -89,4 +91,15 @@ ENGINE = Engine(
         _rule("states", "States lie in an ArraysCache and do not depend on the length.", "ArraysCache"),
     ),
     cache=MlxCache,
+    launch=LaunchSpec(
+        command="mlx_lm.server --model {model}",
+        flags=(
+            Flag(field="kv", text="--kv-bits {value}", source=_FLAGS),
+            Flag(field="kv_group_size", text="--kv-group-size {value}", needs="kv", source=_FLAGS),
+            Flag(field="quantized_kv_start", text="--quantized-kv-start {value}", needs="kv", source=_FLAGS),
+            Flag(field="max_kv_size", text="--max-kv-size {value}", source=_FLAGS),
+            Flag(field="prefill_step_size", text="--prefill-step-size {value}", source=_FLAGS),
+        ),
+        source=_FLAGS,
+    ),
 )  # fmt: skip

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from kvplan.errors import UnsupportedError
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Flag:
     """One option of the engine's command line.
 
@@ -23,6 +23,9 @@ class Flag:
         off: of a bool, what is written when it is off; empty: nothing.
         environment: whether it is a variable written before the command.
         group: text with `{inside}` that holds all flags of the same group, for arguments inside arguments.
+        values: what is written for a value, where that is not the value itself.
+        needs: another field without which this one says nothing.
+        always: whether it is written even at the engine's default.
     """
 
     field: str
@@ -32,9 +35,12 @@ class Flag:
     off: str = ""
     environment: bool = False
     group: str = ""
+    values: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    needs: str = ""
+    always: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class LaunchSpec:
     """The engine's command.
 
@@ -46,14 +52,14 @@ class LaunchSpec:
     """
 
     command: str
-    flags: tuple[Flag, ...] = field(default=())
+    flags: tuple[Flag, ...] = ()
     language: str = "shell"
     closing: str = ""
     file: str = ""
     source: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Launch:
     """A command that starts the engine as it was planned.
 
@@ -96,7 +102,7 @@ def write_launch(
     variables: list[str] = []
     for flag in spec.flags:
         value = values.get(flag.field)
-        if value is None or not has[flag.text]:
+        if value is None or not has[flag.text] or (flag.needs and values.get(flag.needs) is None):
             continue
         text = _word(flag, value, spec.language)
         if text:
@@ -110,5 +116,6 @@ def write_launch(
 def _word(flag: Flag, value: Any, language: str) -> str:
     if isinstance(value, bool) and "{value}" not in flag.text:
         return flag.text if value else flag.off
+    value = flag.values.get(str(value), value)
     shown = value if language == "python" else shlex.quote(str(value))
     return flag.text.format(value=shown)

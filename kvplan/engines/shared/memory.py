@@ -37,6 +37,7 @@ class GpuMemory:
         total: as the driver reports it.
         share: the engine's own setting (gpu_memory_utilization, mem_fraction_static ...).
         framework: CUDA context, communication buffers, libraries.
+        vocab_size: of the model; 0 where its spec states none.
         version, options: of the engine.
     """
 
@@ -46,6 +47,7 @@ class GpuMemory:
     activations: int
     graphs: int
     framework: int
+    vocab_size: int
     version: str
     options: Mapping[str, Any]
 

@@ -40,6 +40,7 @@ class EngineFormat:
         since, until: first and last version that has it; empty: all covered ones.
         capabilities: inclusive ranges of CUDA compute capability that have it; empty: any.
         aliases: other values with the same rows.
+        launchable: whether the engine's command can choose it; False where another tool builds it.
         compute: in which type attention multiplies with it, in words.
         skips: rules for single layers that the engine adds by itself, as `--layers` takes them.
     """
@@ -58,6 +59,7 @@ class EngineFormat:
     capabilities: tuple[tuple[tuple[int, int], tuple[int, int]], ...] = ()
     aliases: tuple[str, ...] = ()
     compute: str = ""
+    launchable: bool = True
     skips: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from kvplan.engines.shared.types import Engine, EngineOption, EngineRule, EngineVersion
 from kvplan.engines.transformers.cache import NEWEST, TransformersCache
 from kvplan.engines.transformers.quantised import formats_for
+from kvplan.engines.transformers.start import LAUNCH
 from kvplan.engines.transformers.states import STATES_SOURCE
 from kvplan.engines.transformers.stored import SOURCE
 
@@ -66,4 +67,5 @@ ENGINE = Engine(
         _rule("three bits", "hqq packs ten 3-bit values into 32 bits.", "hqq 0.2.8, hqq/core/bitpack.py"),
     ),
     cache=TransformersCache,
+    launch=LAUNCH,
 )  # fmt: skip

@@ -18,6 +18,7 @@ from kvplan.engines.shared.types import (
     EngineVersion,
 )
 from kvplan.engines.trtllm.cache import BLOCKS, EXTRA_BLOCK, LINEAR, MANAGER, PROJECT, TrtLlmCache
+from kvplan.engines.trtllm.start import LAUNCH, POOL
 from kvplan.engines.trtllm.windows import read_shares, read_windows
 from kvplan.errors import UnsupportedError, UsageError
 
@@ -78,6 +79,7 @@ ENGINE = Engine(
         EngineFormat(option="nvfp4", k="nvfp4", v="nvfp4", index=_INDEX, nbytes=144,
                      needs="head_dim divisible by 16", source=MANAGER + ".calculate_scaling_factor_size_bytes"),
         EngineFormat(option="int8", k="int8:tensor", v="int8:tensor", nbytes=256, needs="TensorRT engine",
+                     launchable=False,
                      source=PROJECT + "docs, KV cache of TensorRT engines"),
     ),
     options=(
@@ -123,5 +125,7 @@ ENGINE = Engine(
                    "rules, which kvplan does not cover.", source=PROJECT + "kv_cache/kv_cache_manager_v2.py"),
     ),
     cache=cache,
+    pool=POOL,
+    launch=LAUNCH,
     page_option="tokens_per_block",
 )  # fmt: skip
