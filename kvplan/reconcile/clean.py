@@ -6,7 +6,7 @@ import codecs
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvplan.errors import InputError
@@ -45,12 +45,14 @@ class Line:
         text: as printed, colour codes removed.
         rank: `TP1`, `DP0 TP1`, `worker 2` ...; empty without a tag.
         front: whether the tag is that of a server process in front of the engine, which holds no model.
+        last: whether the file ends here, inside the line.
     """
 
     number: int
     text: str
     rank: str = ""
     front: bool = False
+    last: bool = False
 
 
 def read_lines(path: Path, hints: tuple[str, ...] = ("",)) -> Iterator[Line]:
@@ -66,12 +68,16 @@ def read_lines(path: Path, hints: tuple[str, ...] = ("",)) -> Iterator[Line]:
         if not _any_in(hints, clean_codes(block)) and '{"' not in block:
             number += block.count("\n")
             continue
-        for raw in block.split("\n")[:-1]:
+        lines = block.split("\n")
+        # Only the last line of a file can lack its end.
+        cut = lines.pop()
+        for raw in (*lines, *([cut] if cut else [])):
             number += 1
             for piece in raw.split("\r"):
                 text = clean(piece)
                 if text and not text.isspace() and _any_in(hints, text):
-                    yield ranks.line(number, text)
+                    line = ranks.line(number, text)
+                    yield replace(line, last=True) if raw is cut else line
 
 
 def _any_in(hints: tuple[str, ...], text: str) -> bool:
@@ -152,7 +158,7 @@ def _blocks(path: Path) -> Iterator[str]:
                 chunk = file.read(_CHUNK)
             kept += decoder.decode(b"", final=True)
             if kept:
-                yield kept + "\n"
+                yield kept
     except OSError as error:
         raise InputError(
             f"log file cannot be read: {error.strerror or 'unknown reason'}", "give the path of a text file"

@@ -31,6 +31,7 @@ class _Asked:
 
     @property
     def agrees(self) -> bool:
+        """Whether there are figures and all agree."""
         return bool(self.compared) and all(c.agrees for c in self.compared)
 
 
@@ -41,30 +42,38 @@ def explain(start: StartUp, model: str | None = None, gpu: str | None = None) ->
         model: id, Hugging Face id or path; None: by the log.
         gpu: id or file of the GPU, for the memory beside the cache; None: by the log.
 
+    Without a model, or where kvplan's engine refuses what the log says, the log is read and not explained; why stands
+    in `model_from` or `why_not`.
+
     Raises:
         InputError: the model that is given, or the GPU, is not known.
-        UsageError, UnsupportedError: kvplan's engine refuses what the log says.
     """
     explainer: Explainer = import_module(f"kvplan.reconcile.explained.{start.engine}").EXPLAINER
+    device = _device(gpu)
     try:
         spec, found = find_model(start, model)
     except InputError as error:
         if model is not None:
             raise
-        return _read_only(start, explainer.engine(start), f"{error.message}; {error.hint}")
-    device = _device(gpu)
+        return _read_only(start, explainer, "", f"{error.message}; {error.hint}", "the model is not known")
+    try:
+        return _explained(start, spec, found, device, explainer)
+    except KvplanError as error:
+        return _read_only(start, explainer, spec.id, found, f"kvplan refuses what the log says: {error.message}")
+
+
+def _explained(
+    start: StartUp, spec: ModelSpec, found: str, device: DeviceSpec | None, explainer: Explainer
+) -> Reconciliation:
     plain, best, tried = _ask(start, spec, device, explainer)
     chosen = best if best.agrees else plain
-    memory = device.memory_bytes if device else None
-    beside = explainer.beside(start, chosen.resolved, memory)
+    beside = explainer.beside(start, chosen.resolved, device.memory_bytes if device else None)
     if not isinstance(beside, str) and beside.high_bytes < 0:
         beside = f"less than nothing is left ({beside.formula}); are these figures of one rank of this GPU?"
     supposed = best.attempt.cause if best is not plain and best.agrees else ""
     engine = chosen.resolved.engine
     assert engine is not None
     names = {c.printed.name for c in chosen.compared}
-    deciding = start.least(explainer.deciding) if explainer.deciding else None
-    ranks = {p.value for p in start.all(explainer.deciding)} if explainer.deciding else set()
     return Reconciliation(
         start=start,
         model=spec.id,
@@ -74,7 +83,7 @@ def explain(start: StartUp, model: str | None = None, gpu: str | None = None) ->
         options=tuple(sorted((name, str(value)) for name, value in engine.options.items() if value is not None)),
         compared=tuple(chosen.compared),
         others=tuple(p for p in start.printed if p.name not in names),
-        deciding=deciding.rank if deciding and len(ranks) > 1 else "",
+        deciding=_deciding(start, explainer.deciding),
         causes=causes_of(start, plain.compared, supposed, tried, len(engine.engine.versions)),
         beside=None if isinstance(beside, str) else beside,
         why_not=beside if isinstance(beside, str) else "",
@@ -84,12 +93,19 @@ def explain(start: StartUp, model: str | None = None, gpu: str | None = None) ->
     )
 
 
-def _read_only(start: StartUp, engine: str, why: str) -> Reconciliation:
-    """What the log says, where nobody says which model it is of."""
+def _deciding(start: StartUp, name: str) -> str:
+    """The rank with the least of a figure; empty where all are equal."""
+    least = start.least(name) if name else None
+    differ = len({p.value for p in start.all(name)}) > 1
+    return least.rank if least and differ else ""
+
+
+def _read_only(start: StartUp, explainer: Explainer, model: str, model_from: str, why: str) -> Reconciliation:
+    """What the log says, where nothing of kvplan's can stand beside it."""
     return Reconciliation(
-        start=start, model="", model_from=why, engine=engine, version="", options=(), compared=(),
-        others=start.printed, deciding="", causes=(), beside=None, why_not="the model is not known",
-        notes=start.notes, summary=summary(start),
+        start=start, model=model, model_from=model_from, engine=explainer.engine(start), version="", options=(),
+        compared=(), others=start.printed, deciding=_deciding(start, explainer.deciding), causes=(), beside=None,
+        why_not=why, notes=start.notes, summary=summary(start),
     )  # fmt: skip
 
 

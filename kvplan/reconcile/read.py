@@ -60,6 +60,8 @@ def _start_up(reader: Reader) -> StartUp:
     notes = []
     if len(starts) > 1:
         notes.append(f"The log has {len(starts)} starts; the last complete one is used.")
+    if start.cut:
+        notes.append("The log ends with a number and without an end of line: its last figure may be cut.")
     if start is not starts[-1]:
         notes.append("The last start ends before its capacity lines; the one before it is used.")
     printed = log.refine(start.printed) if log.refine else start.printed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -27,48 +28,39 @@ def read_log(path: Path | str) -> StartUp:
 
 def to_json(found: Reconciliation) -> str:
     """One object: the start as read, each figure with kvplan's and the residual, causes, memory beside the cache."""
-    start = found.start
     body = {
         "schema": SCHEMA,
-        "log": {
-            "engine": start.engine,
-            "title": start.title,
-            "version": start.version,
-            "model": start.model,
-            "ranks": list(start.ranks),
-            "restarts": start.restarts,
-            "missing": list(start.missing),
-            "options": dict(start.options),
-            "printed": [_printed(p) for p in start.printed],
-        },
+        "log": _log(found.start),
         "model": found.model,
         "model_from": found.model_from,
         "engine": found.engine,
         "version": found.version,
         "options": dict(found.options),
-        "cache": {
-            "low_bytes": found.summary.low_bytes,
-            "high_bytes": found.summary.high_bytes,
-            "tokens": found.summary.tokens,
-            "blocks": found.summary.blocks,
-        },
+        "cache": asdict(found.summary),
         "derived": dict(found.derived),
         "agrees": found.agrees if found.compared else None,
         "compared": [_compared(c) for c in found.compared],
         "deciding_rank": found.deciding,
         "causes": list(found.causes),
-        "beside": None
-        if found.beside is None
-        else {
-            "low_bytes": found.beside.low_bytes,
-            "high_bytes": found.beside.high_bytes,
-            "formula": found.beside.formula,
-            "gpu_memory_bytes": found.beside.memory_bytes,
-        },
+        "beside": asdict(found.beside) if found.beside else None,
         "beside_missing": found.why_not,
         "notes": list(found.notes),
     }
     return json.dumps(body, indent=1)
+
+
+def _log(start: StartUp) -> dict[str, Any]:
+    return {
+        "engine": start.engine,
+        "title": start.title,
+        "version": start.version,
+        "model": start.model,
+        "ranks": list(start.ranks),
+        "restarts": start.restarts,
+        "missing": list(start.missing),
+        "options": dict(start.options),
+        "printed": [_printed(p) for p in start.printed],
+    }
 
 
 def _printed(p: Printed) -> dict[str, Any]:

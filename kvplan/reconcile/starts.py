@@ -26,6 +26,7 @@ class Start:
     header: dict[str, str] = field(default_factory=dict)
     label: str = ""
     draft: bool = False
+    cut: bool = False
 
     def complete(self, log: LogFormat) -> bool:
         """Whether it says how large the cache is."""
@@ -70,6 +71,7 @@ class Reader:
             self._split()
         for figure in figures:
             self._add(figure)
+        self.starts[-1].cut |= bool(figures) and line.last and match.end() == len(line.text) and line.text[-1].isdigit()
         self._words(rule, groups, line)
 
     def _rank(self, line: Line) -> str:

@@ -21,14 +21,15 @@ def print_reconciliation(found: Reconciliation, console: QuietConsole | None = N
     console = console or QuietConsole(highlight=False, markup=False, emoji=False)
     start = found.start
     version = f" {start.version}" if start.version else ""
-    model = f"{found.model} ({found.model_from}; rules of {found.engine} {found.version})"
+    model = f"{found.model} ({found.model_from}; rules of {found.engine} {found.version}".rstrip() + ")"
     console.print(Text(f"{start.title}{version}: {model if found.model else start.model or 'a model'}", style="bold"))
     console.print(Text(_cache(found.summary)))
     if found.compared:
         console.print(_table(found.compared))
         console.print(Text("every figure agrees" if found.agrees else "not every figure agrees"))
     else:
-        why = "no figure of this log has one of kvplan's beside it" if found.model else found.model_from
+        refused = found.why_not if not found.version else "no figure of this log has one of kvplan's beside it"
+        why = refused if found.model else found.model_from
         console.print(Text(f"not explained: {why}"), soft_wrap=True)
     if found.deciding:
         console.print(Text(f"rank {found.deciding} has the least memory and decides"))

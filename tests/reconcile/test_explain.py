@@ -231,6 +231,14 @@ def test_every_golden_log_gives_its_bytes(shared: Path, tmp_path: Path) -> None:
         assert found.low_bytes <= record["total_bytes"] <= found.high_bytes, record["model"]
 
 
+def test_refused_by_kvplan(tmp_path: Path) -> None:
+    """A log that kvplan's engine refuses is read all the same, with the reason."""
+    text = text_of("sglang", "llama").replace("tp_size=1", "tp_size=7")
+    found = found_in(text, tmp_path)
+    assert not found.compared and "kvplan refuses" in found.why_not and found.summary.tokens == 327680
+    assert json.loads(to_json(found))["agrees"] is None
+
+
 def test_versions() -> None:
     """The newest covered version that is not newer."""
     from kvplan.engines import load_engine

@@ -53,7 +53,7 @@ def test_five_logs_of_each_engine() -> None:
 
 @every
 def test_figures(log: written.Written, read) -> None:
-    start = read("\n".join(written.lines_of(log)))
+    start = read("\n".join(written.lines_of(log)) + "\n")
     check(start, log)
     assert start.restarts == 0 and not start.notes
 
@@ -136,6 +136,14 @@ def test_missing_lines_are_named(read) -> None:
     log = written.VLLM[0]
     start = read("\n".join(line for line in log.lines if "cache size" not in line and "loading took" not in line))
     assert start.missing == ("GPU KV cache size: N tokens", "Model loading took X GiB")
+
+
+def test_a_cut_number_is_said(read) -> None:
+    """The file ends inside a line: behind its last digit more may have followed; other figures need what follows."""
+    assert "may be cut" in read("[BlockManager] block_size = 8.000 MB\n[BlockManager] max_block_count = 62").notes[0]
+    assert not read("[BlockManager] block_size = 8.000 MB\n[BlockManager] max_block_count = 62\n").notes
+    start = read("Available KV cache memory: 11.06 GiB\nGPU KV cache size: 72,4")
+    assert not start.all("tokens") and "GPU KV cache size: N tokens" in start.missing
 
 
 def test_minimum_decides(read) -> None:
