@@ -7,9 +7,8 @@ token counts and flush residuals is no matter of rows and not said here.
 Same bytes, other contents: vLLM hides the zero of int4_per_token_head in the low bits of its fp32 scale; LMDeploy's
 policy 42 stores a norm where the grammar has a zero.
 
-Without a spelling: octave_* of vLLM on ROCm (slots rounded up to 8 or 4 bytes). transformers groups the flattened
-tensor (`flat`; the rows below say `row`, which is the same where a row fills whole groups), and hqq pads 3-bit codes to
-ten in 32 bits.
+transformers groups the flattened tensor (`flat`; the rows below say `row`, which is the same where a row fills whole
+groups). Without a spelling: 3-bit codes of hqq, which it pads to ten in 32 bits.
 """
 
 from __future__ import annotations
@@ -56,6 +55,9 @@ ENGINE_ROWS = (
     _same("vllm", "turboquant_k3v4_nc", "turboquant_k3v4_nc", 118),
     _same("vllm", "turboquant_3bit_nc", "turboquant_3bit_nc", 102),
     _same("vllm", "ultraquant_4bit", "int4:group/32,scale=e8m0,pack=slot", 136),
+    _same("vllm", "octave_k3v4", "octave_k3v4", 136),
+    _same("vllm", "octave_k3v3", "octave_k3v3", 120),
+    _same("vllm", "octave_k3v3_compact", "octave_k3v3_compact", 100),
     _same("sglang", "mxfp8", "mxfp8", 264),
     _same("sglang", "fp4_mx_block16", "fp4_e2m1,scale=e8m0", 144),
     _same("sglang", "nvfp4", "nvfp4", 144),

@@ -26,6 +26,7 @@ GRANULARITIES = (*STATIC, "token", "channel/N", "group/N")
 NAMES = (
     "nvfp4", "mxfp4", "mxfp8", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "fp8_ds_mla", "fp8_ds_v4",
     "nvfp4_ds_mla", "turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc",
+    "octave_k3v4", "octave_k3v3", "octave_k3v3_compact",
 )  # fmt: skip
 PAIRS = ("kivi2", "kivi4")
 OPTIONS = ("asym", "row", "flat", "scale", "global", "recent", "flush", "pack", "rot", "rope")

@@ -1,7 +1,7 @@
 """Every number x granularity: binds formats to a geometry, giving the planes of a layer group.
 
 A value is `scale * code + zero`, zero stored like the scale. Names (named.py, ds_mla.py) are recipes of the same
-formats; turboquant.py binds K and V at once.
+formats; turboquant.py and octave.py bind K and V at once.
 
 `rot` and the codebooks of `lm4 lm3 lm2` take no bytes: the rotation is a Hadamard matrix with fixed random signs over
 head_dim, the codebook is the Lloyd-Max one of N(0, 1). Both are the same for every layer and model, so they belong to
@@ -73,10 +73,15 @@ def bind(tensors: Iterable[Tensor], heads: int, model_dtype: str) -> Layout:
         UsageError: a format that does not fit the geometry or the tensor.
     """
     stored = tuple(tensors)
-    if any(isinstance(t.format, Named) and t.format.name.startswith("turboquant") for t in stored):
+    names = [t.format.name for t in stored if isinstance(t.format, Named)]
+    if any(name.startswith("turboquant") for name in names):
         from kvplan.formats.turboquant import bind_joint
 
         return bind_joint(stored, heads)
+    if any(name.startswith("octave") for name in names):
+        from kvplan.formats.octave import bind_octave
+
+        return bind_octave(stored, heads)
     parts = [_parts(t, heads, model_dtype) for t in stored]
     loose = [p for p in parts if not p.bound.pack]
     planes = [

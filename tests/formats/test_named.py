@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvplan.errors import UsageError
-from kvplan.formats import ds_mla, named, turboquant
+from kvplan.formats import ds_mla, named, octave, turboquant
 from kvplan.formats.engine_rows import ENGINE_ROWS, LATENT_ROWS, EngineRow, LatentRow
 from kvplan.formats.grammar import NAMES, Named, parse_any, parse_format
 from kvplan.formats.grid import Tensor, bind
@@ -21,7 +21,7 @@ def latent(spelling: str, nope: int = 512, rope: int = 64, role: str = "latent")
 
 
 def test_every_name_has_a_layout() -> None:
-    assert set(NAMES) == {*named.SPELLINGS, *ds_mla.RECORDS, *turboquant.SLOTS}
+    assert set(NAMES) == {*named.SPELLINGS, *ds_mla.RECORDS, *turboquant.SLOTS, *octave.SLOTS}
 
 
 @pytest.mark.parametrize("name", named.SPELLINGS)
@@ -110,3 +110,27 @@ def test_a_slot_has_an_even_number_of_bytes() -> None:
 def test_a_nonlinear_table_is_a_number_of_its_own() -> None:
     assert pair("iq4_nl", "q4_0").tensor("k").number != pair("iq4_nl", "q4_0").tensor("v").number
     assert parse_any("iq4_nl") == Named("iq4_nl") != parse_format(named.SPELLINGS["iq4_nl"])
+
+
+@pytest.mark.parametrize(
+    ("name", "dim", "rope", "nbytes"),
+    [
+        # Rope channels of K 4 bit, its others 3; V; an fp16 scale for every 64 channels of K and one for V; round up.
+        ("octave_k3v4", 128, 128, 64 + 64 + 2 * 2 + 2 + 2),
+        ("octave_k3v4", 128, 64, 32 + 24 + 64 + 2 * 2 + 2 + 2),
+        ("octave_k3v3", 128, 128, 64 + 48 + 2 * 2 + 2 + 2),
+        ("octave_k3v3", 64, 64, 32 + 24 + 2 + 2 + 4),
+        # No rope channels apart, one scale for K: rounded up to 4 bytes.
+        ("octave_k3v3_compact", 128, 128, 48 + 48 + 2 + 2),
+    ],
+)
+def test_octave_slots(name: str, dim: int, rope: int, nbytes: int) -> None:
+    layout = bind([Tensor("k", Named(name), dim, rope), Tensor("v", Named(name), dim)], 3, "bf16")
+    assert layout.page_bytes(16) == 16 * 3 * nbytes
+
+
+def test_octave_refuses_one_tensor_alone_and_other_heads() -> None:
+    with pytest.raises(UsageError, match="one slot"):
+        pair("octave_k3v4", "bf16")
+    with pytest.raises(UsageError, match="64-channel"):
+        pair("octave_k3v4", "octave_k3v4", dim=96)

@@ -83,7 +83,7 @@ def test_an_open_group_waits_in_the_residual(spelling: str) -> None:
      *(n for n in NAMES if "mla" not in n and n != "fp8_ds_v4")],
 )  # fmt: skip
 def test_tensors_have_the_declared_bytes(spelling: str) -> None:
-    for dim in (64, 96, 128, 576):
+    for dim in (64, 128, 576) if spelling.startswith("octave") else (64, 96, 128, 576):
         for heads in (1, 3, 8):
             layout = pair(spelling, spelling, dim, heads)
             planes = make_planes(layout, 7, 3, 96, "meta")
