@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kvplan.engines import engine_names
 from kvplan.reconcile.names import model_name
 from kvplan.reconcile.run import explain, read_log, to_json
 from kvplan.report.reconcile import print_reconciliation
@@ -39,7 +38,7 @@ llama_kv_cache: size =  640.00 MiB (  4096 cells,  40 layers,  1/1 seqs), K (f16
 """
 
 
-@pytest.mark.parametrize("text", [LOG, LLAMA] if "vllm" in engine_names() else [LLAMA])
+@pytest.mark.parametrize("text", [LOG, LLAMA])
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(host=words, user=words, folder=words)
 def test_nothing_private_is_kept(text: str, host: str, user: str, folder: str, tmp_path: Path) -> None:
