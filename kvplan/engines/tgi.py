@@ -152,7 +152,7 @@ ENGINE = Engine(
     pool=PoolRule(
         share_name="cuda_memory_fraction",
         default_share=lambda _version, _total, _ranks: Fraction(1),
-        busiest=lambda _options, _total, _capability: (64, 4096),
+        busiest=lambda _started: (64, 4096),
         pool=_pool,
         text="The share x 0.90 (TGI_WIGGLE_ROOM) of the total, less what weights, a warm-up batch, graphs and "
         "framework take.",

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from kvplan.breakdown import Product
-from kvplan.engines.shared.memory import GpuMemory, MemoryNeed, PoolRule
+from kvplan.engines.shared.memory import GpuMemory, MemoryNeed, PoolRule, Started
 from kvplan.plan.answers import Budget
 from kvplan.plan.engine import capability_of
 from kvplan.plan.needs import activations, framework, graphs
@@ -73,7 +73,16 @@ def _others(resolved: Resolved, total: int) -> tuple[MemoryNeed, ...]:
         from kvplan.plan.calibration import calibrated
 
         return (calibrated(resolved),)
-    requests, tokens = chosen.engine.pool.busiest(chosen.options, total, capability_of(resolved.device))
+    context = resolved.request.context or resolved.spec.max_context
+    requests, tokens = chosen.engine.pool.busiest(
+        Started(
+            version=chosen.version,
+            options=chosen.options,
+            total=total,
+            capability=capability_of(resolved.device),
+            context=context,
+        )
+    )
     tp, pp = resolved.sharding.tp, resolved.sharding.pp
     return activations(resolved.spec, tp, requests, tokens), graphs(), framework(tp * pp)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvplan.engines import load_engine
-from kvplan.engines.shared.memory import GpuMemory
+from kvplan.engines.shared.memory import GpuMemory, Started
 from kvplan.engines.vllm.pool import capacity_near, printed_capacity
 from kvplan.engines.vllm.versions import VERSIONS, available_bytes, rules_of
 from kvplan.errors import UsageError
@@ -148,12 +149,25 @@ def test_the_budget_subtracts_graphs_from_0_21_on() -> None:
         vocab_size=128256, version="0.33.0", options={},
     )  # fmt: skip
     assert rule.pool(memory) == (72 - 16 - 3) * GIB
-    nothing: dict[str, int | None] = {"max_num_seqs": None, "max_num_batched_tokens": None}
-    assert rule.busiest(nothing, 192 * GIB, (10, 0)) == (1024, 16384)
-    assert rule.busiest(nothing, 80 * GIB, (9, 0)) == (1024, 8192)
+
+
+def busiest(
+    total: int, capability: tuple[int, int], version: str = "0.33.0", context: int = 8192, **options: int
+) -> Any:
+    given = {"max_num_seqs": None, "max_num_batched_tokens": None} | options
+    started = Started(version=version, options=given, total=total, capability=capability, context=context)
+    return load_engine("vllm").pool.busiest(started)
+
+
+def test_the_largest_step() -> None:
+    assert busiest(192 * GIB, (10, 0)) == (1024, 16384)
+    assert busiest(80 * GIB, (9, 0)) == (1024, 8192)
     # The A100 has the defaults of a small card, whatever its memory.
-    assert rule.busiest(nothing, 80 * GIB, (8, 0)) == rule.busiest(nothing, 24 * GIB, (8, 9)) == (256, 2048)
-    assert rule.busiest({"max_num_seqs": 8, "max_num_batched_tokens": 4096}, 80 * GIB, None) == (8, 4096)
+    assert busiest(80 * GIB, (8, 0)) == busiest(24 * GIB, (8, 9)) == (256, 2048)
+    assert busiest(80 * GIB, (9, 0), max_num_seqs=8, max_num_batched_tokens=4096) == (8, 4096)
+    # The first engine ran whole prompts at start-up, and chunks beyond 32,768 tokens.
+    old = [busiest(24 * GIB, (8, 6), "0.6.6", context) for context in (1000, 20000, 29000, 35000)]
+    assert old == [(256, 2048), (256, 20000), (256, 29000), (256, 512)]
 
 
 def test_the_launch_command() -> None:

@@ -17,7 +17,7 @@ def _pool(memory: GpuMemory) -> int:
 POOL = PoolRule(
     share_name="",
     default_share=lambda _version, _total, _ranks: Fraction(1),
-    busiest=lambda _options, _total, _capability: (16, 2048),
+    busiest=lambda _started: (16, 2048),
     pool=_pool,
     text="The whole GPU, less framework, weights and activations: the cache has the size that is asked for.",
     source="exllamav3 1.6.5, cache/*.py",

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any
 
 from kvplan.engines.shared.launch import Flag, LaunchSpec
-from kvplan.engines.shared.memory import GpuMemory, PoolRule
+from kvplan.engines.shared.memory import GpuMemory, PoolRule, Started
 
 _ARGUMENTS = "llama.cpp b11434, tools/server/README.md and common/arg.cpp"
 
@@ -17,9 +15,9 @@ def _pool(memory: GpuMemory) -> int:
     return int(memory.share * memory.total) - memory.framework - memory.weights - memory.activations
 
 
-def _busiest(options: Mapping[str, Any], _total: int, _capability: tuple[int, int] | None) -> tuple[int, int]:
+def _busiest(started: Started) -> tuple[int, int]:
     """A batch's logits are 4 bytes each, about a tenth of what a sampling server holds at its peak."""
-    batch = options.get("n_ubatch") or options.get("num_batch") or 512
+    batch = started.options.get("n_ubatch") or started.options.get("num_batch") or 512
     return max(batch // 10, 1), batch
 
 

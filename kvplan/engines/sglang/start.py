@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any
 
 from kvplan.engines.sglang.memory import SOURCE, default_chunked_prefill, default_graph_batch, default_mem_fraction
 from kvplan.engines.shared.launch import Flag, LaunchSpec
-from kvplan.engines.shared.memory import GpuMemory, PoolRule
+from kvplan.engines.shared.memory import GpuMemory, PoolRule, Started
 
 _ARGUMENTS = "SGLang documentation, advanced_features/server_arguments"
 _PREFILL_GRAPHS_MIB = 8 * 58
@@ -28,9 +26,10 @@ def _pool(memory: GpuMemory) -> int:
     return before - memory.weights - int(before * (1 - memory.share))
 
 
-def _busiest(options: Mapping[str, Any], total: int, _capability: tuple[int, int] | None) -> tuple[int, int]:
-    requests = options.get("max_running_requests") or default_graph_batch(total, 1)
-    return requests, options.get("chunked_prefill_size") or default_chunked_prefill(total)
+def _busiest(started: Started) -> tuple[int, int]:
+    options, total = started.options, started.total
+    requests = options["max_running_requests"] or default_graph_batch(total, 1)
+    return requests, options["chunked_prefill_size"] or default_chunked_prefill(total)
 
 
 POOL = PoolRule(

@@ -29,7 +29,7 @@ def _default(_version: str, _total: int, _ranks: int) -> Fraction:
 TURBOMIND_POOL = PoolRule(
     share_name=_SHARE,
     default_share=_default,
-    busiest=lambda _options, _total, _capability: (128, 8192),
+    busiest=lambda _started: (128, 8192),
     pool=_turbomind,
     text="The share of what is free after the weights are loaded; the least over ranks.",
     source="LMDeploy git 1263d5c, src/turbomind/turbomind.cc:293-306",
@@ -37,10 +37,7 @@ TURBOMIND_POOL = PoolRule(
 PYTORCH_POOL = PoolRule(
     share_name=_SHARE,
     default_share=_default,
-    busiest=lambda options, _total, _capability: (
-        options.get("max_batch_size") or 128,
-        options["max_prefill_token_num"],
-    ),
+    busiest=lambda started: (started.options["max_batch_size"] or 128, started.options["max_prefill_token_num"]),
     pool=_pytorch,
     text="The share of what is free after weights and (max_prefill_token_num + 2 x max_batch_size) x vocabulary x 2.",
     source="LMDeploy 0.18.0, pytorch/engine/executor/base.py:219-240",

@@ -19,7 +19,7 @@ def _pool(memory: GpuMemory) -> int:
 POOL = PoolRule(
     share_name="free_gpu_memory_fraction",
     default_share=lambda _version, _total, _ranks: Fraction(9, 10),
-    busiest=lambda options, _total, _capability: (options.get("max_batch_size") or 256, 8192),
+    busiest=lambda started: (started.options["max_batch_size"] or 256, 8192),
     pool=_pool,
     text="The share of what weights, the peak of a dummy forward pass, graphs and framework leave.",
     source="TensorRT-LLM, _torch/pyexecutor/_util.py (_cal_max_memory)",

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from fractions import Fraction
 from math import ceil
 from typing import Any
 
 from kvplan.engines.shared.launch import Flag, LaunchSpec
-from kvplan.engines.shared.memory import GpuMemory, PoolRule
+from kvplan.engines.shared.memory import GpuMemory, PoolRule, Started
 from kvplan.engines.shared.select import number_of
 from kvplan.engines.vllm.options import default_batched_tokens, default_requests
-from kvplan.engines.vllm.versions import PROJECT, available_bytes
+from kvplan.engines.vllm.versions import PROJECT, available_bytes, rules_of
 
 _SERVE = "vLLM documentation, cli/serve; " + PROJECT + "engine/arg_utils.py"
 _ENVIRONMENT = PROJECT + "envs.py"
 _MEMORY = PROJECT + "v1/worker/gpu_worker.py:641-820, config/cache.py:215"
+
+
+CHUNKED_BEYOND = 32768
 
 
 def _share(version: str, _total: int, _ranks: int) -> Fraction:
@@ -33,10 +35,19 @@ def _pool(memory: GpuMemory) -> int:
     )
 
 
-def _busiest(options: Mapping[str, Any], total: int, capability: tuple[int, int] | None) -> tuple[int, int]:
-    """Requests at once, and the tokens of the dummy run."""
-    requests = options["max_num_seqs"] or default_requests(total, capability)
-    return requests, options["max_num_batched_tokens"] or default_batched_tokens(total, capability)
+def _busiest(started: Started) -> tuple[int, int]:
+    """Requests at once, and the tokens of the dummy run.
+
+    The first engine ran whole prompts up to 32,768 tokens, and chunks of 512 beyond (vllm-project/vllm#10517).
+    """
+    total, capability = started.total, started.capability
+    requests = started.options["max_num_seqs"] or default_requests(total, capability)
+    tokens = default_batched_tokens(total, capability)
+    if rules_of(started.version).whole_prompts:
+        requests, tokens = started.options["max_num_seqs"] or 256, max(started.context, 2048)
+        if started.context > CHUNKED_BEYOND:
+            tokens = 512
+    return requests, started.options["max_num_batched_tokens"] or tokens
 
 
 POOL = PoolRule(

@@ -27,6 +27,7 @@ class Rules:
         null_block: one block of the pool is held back for null entries.
         checks_null_block: the check of one request counts that block.
         graphs: the estimate of CUDA graphs is subtracted from the pool.
+        whole_prompts: the dummy run has max_model_len tokens, unless that turns chunks on.
     """
 
     tokens: str = "capacity"
@@ -39,6 +40,7 @@ class Rules:
     null_block: bool = True
     checks_null_block: bool = True
     graphs: bool = True
+    whole_prompts: bool = False
 
 
 _V33 = Rules()
@@ -47,7 +49,7 @@ _V21 = replace(_V26, in_flight_batches=False, checks_null_block=False)
 _V18 = replace(_V21, tokens="per_group", graphs=False, near_equal=Fraction(5, 4))
 _V11 = replace(_V18, near_equal=None, prefix_caching_states=False)
 _V8 = replace(_V11, hybrid=False)
-_V6 = replace(_V8, tokens="blocks", null_block=False)
+_V6 = replace(_V8, tokens="blocks", null_block=False, whole_prompts=True)
 
 _RULES = {
     "0.33.0": _V33, "0.26.0": _V26, "0.21.0": _V21, "0.18.0": _V18, "0.11.2": _V11, "0.8.3": _V8, "0.6.6": _V6,
