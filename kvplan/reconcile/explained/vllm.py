@@ -116,9 +116,9 @@ def compare(start: StartUp, resolved: Resolved, log: LogFormat) -> list[Compared
     each = f"{plain['blocks per request']:,} blocks"
     if tokens:
         found = _blocks_printing(cache, context, block, int(tokens.value), low, high)
-        low, high = (found, found) if found is not None else (low, high)
+        low, high = found or (low, high)
         shown = [_printed(cache, context, block, n, "kv_cache_size_tokens") for n in (low, high)]
-        what = f"{found:,} blocks" if found is not None else f"{low:,} to {high:,} blocks"
+        what = f"{low:,} blocks" if low == high else f"{low:,} to {high:,} blocks"
         how = f"{what} of {block:,} bytes in {_pool(available)}; {each} for a request of {context:,} tokens"
         made.append(compared(log, tokens, min(shown), max(shown), how))
     if (rate := start.last("concurrency")) and high < 1 << 40:
@@ -137,7 +137,7 @@ def derived(start: StartUp, resolved: Resolved) -> dict[str, int]:
         cache, context = cache_of(resolved), context_of(resolved)
         found = _blocks_printing(cache, context, block, int(tokens.value), low, high)
         if found is not None:
-            made["num_gpu_blocks"] = found
+            made["num_gpu_blocks"] = found[0]
     return made
 
 
@@ -175,8 +175,20 @@ def _printed(cache: EngineCache, context: int, block: int, blocks: int, name: st
     return figures_of(cache, context, blocks * block).get(name, 0)
 
 
-def _blocks_printing(cache: EngineCache, context: int, block: int, tokens: int, low: int, high: int) -> int | None:
-    """The number of blocks in a range for which the engine prints so many tokens."""
+def _blocks_printing(
+    cache: EngineCache, context: int, block: int, tokens: int, low: int, high: int
+) -> tuple[int, int] | None:
+    """(least, most) blocks of a range for which the engine prints so many tokens; several where it rounds down."""
+    name = "kv_cache_size_tokens"
+    least = _least_printing(cache, context, block, tokens, low, high)
+    if least is None or _printed(cache, context, block, least, name) != tokens:
+        return None
+    beyond = _least_printing(cache, context, block, tokens + 1, least, high)
+    return least, high if beyond is None else beyond - 1
+
+
+def _least_printing(cache: EngineCache, context: int, block: int, tokens: int, low: int, high: int) -> int | None:
+    """The least number of blocks of a range for which at least so many tokens are printed; None if for none."""
     name = "kv_cache_size_tokens"
     # The printed figure grows with the blocks, in every version.
     while high - low > 1 << 30 or _printed(cache, context, block, high, name) < tokens:
@@ -189,7 +201,7 @@ def _blocks_printing(cache: EngineCache, context: int, block: int, tokens: int, 
             low = middle + 1
         else:
             high = middle
-    return low if _printed(cache, context, block, low, name) == tokens else None
+    return low
 
 
 def _pool(available: Printed | None) -> str:
