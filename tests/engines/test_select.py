@@ -95,7 +95,7 @@ def test_index_keys_follow_the_rows_that_they_index() -> None:
 def test_formats_that_an_engine_lacks() -> None:
     with pytest.raises(UnsupportedError, match="stores no k as int8") as caught:
         chosen(engine(), kv="int8")
-    assert "q8 (int8,scale=fp32,pack=slot)" in caught.value.hint
+    assert "it has: auto, fp8, q8;" in caught.value.hint
     with pytest.raises(UsageError, match="no cache format 'fp9'") as missing:
         chosen(engine(), kv="fp9")
     assert "did you mean fp8" in missing.value.hint

@@ -193,10 +193,23 @@ def _find(engine: Engine, version: str, formats: list[EngineFormat], role: str, 
     for f in formats:
         if _canonical(getattr(f, role), native) == wanted:
             return f
-    rows = ", ".join(f"{f.option} ({getattr(f, role)})" for f in formats if getattr(f, role))
+    rows = ", ".join(f.option for f in formats if getattr(f, role))
+    meant = wanted if wanted == text else f"{text} ({wanted})"
+    others = [other.title for other in _who_stores(role, wanted) if other.name != engine.name]
+    elsewhere = f"{', '.join(others)} store it" if others else "no engine that kvplan knows stores it"
     raise UnsupportedError(
-        f"{engine.title} {version} stores no {role} as {wanted}", f"it has: {rows}; or plan without --engine"
+        f"{engine.title} {version} stores no {role} as {meant}",
+        f"it has: {rows}; {elsewhere}; or plan without --engine",
     )
+
+
+def _who_stores(role: str, wanted: str) -> list[Engine]:
+    """Every engine that has these rows for a tensor."""
+    # Imported here: the package imports engines, which import this module.
+    from kvplan.engines import engine_names, load_engine
+
+    every = [load_engine(name) for name in engine_names()]
+    return [e for e in every if any(_canonical(getattr(f, role), "") == wanted for f in e.formats)]
 
 
 def _spelled(text: str, role: str) -> str | None:
@@ -211,4 +224,5 @@ def _spelled(text: str, role: str) -> str | None:
 
 
 def _canonical(spelling: str, native: str) -> str:
-    return parse_any(native if spelling == NATIVE else spelling).spelling if spelling else ""
+    spelled = native if spelling == NATIVE else spelling
+    return parse_any(spelled).spelling if spelled else ""

@@ -102,7 +102,20 @@ _FORMATS = (
         source=PROJECT + "v1/attention/backends/flashinfer.py:652-690",
     ),
 )  # fmt: skip
-FORMATS = tuple(replace(f, capabilities=gpus_with(f.option)) for f in _FORMATS)
+_ON_CHIP = "16 bit, codes converted on chip"
+_COMPUTE = {
+    "auto": "the model's dtype",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    # vLLM blog of 2026-04-22 on fp8 caches: FlashAttention 3 takes K, V and Q in e4m3.
+    "fp8": "fp8 with FLASH_ATTN, which quantises Q too; else 16 bit, codes converted on chip",
+    "fp8_e5m2": _ON_CHIP,
+    **dict.fromkeys(
+        (*sorted(TURBOQUANT), "int8_per_token_head", "fp8_per_token_head", "int4_per_token_head"), _ON_CHIP
+    ),
+}
+"""In which type attention multiplies, where a source says so."""
+FORMATS = tuple(replace(f, capabilities=gpus_with(f.option), compute=_COMPUTE.get(f.option, "")) for f in _FORMATS)
 FOUR_BIT_DENSE = TURBOQUANT | {"ultraquant_4bit"}
 """Options for which vLLM keeps the first and last two layers of dense models in the model's own dtype."""
 

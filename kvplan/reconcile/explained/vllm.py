@@ -179,9 +179,8 @@ def _blocks_printing(
     cache: EngineCache, context: int, block: int, tokens: int, low: int, high: int
 ) -> tuple[int, int] | None:
     """(least, most) blocks of a range for which the engine prints so many tokens; several where it rounds down."""
-    name = "kv_cache_size_tokens"
     least = _least_printing(cache, context, block, tokens, low, high)
-    if least is None or _printed(cache, context, block, least, name) != tokens:
+    if least is None or _printed(cache, context, block, least, "kv_cache_size_tokens") != tokens:
         return None
     beyond = _least_printing(cache, context, block, tokens + 1, least, high)
     return least, high if beyond is None else beyond - 1
