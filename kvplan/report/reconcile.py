@@ -53,7 +53,7 @@ def print_reconciliation(found: Reconciliation, console: QuietConsole | None = N
 
 
 def _cache(cache: Summary) -> str:
-    """`cache: 20.00 GiB, 327,680 tokens, 20,480 blocks`, as far as the log says."""
+    """`cache: 16.00 GiB, 262,144 tokens, 16,384 blocks`, as far as the log says."""
     parts = []
     if cache.low_bytes is not None and cache.high_bytes is not None:
         parts.append(_range(cache.low_bytes, cache.high_bytes))
