@@ -75,7 +75,9 @@ def weights_term(resolved: Resolved, sharding: Sharding | None = None) -> Produc
     if dtype == PUBLISHED and spec.weights:
         each = cdiv(spec.weights.bytes, tp * pp)
         source = f"weights.bytes {spec.weights.bytes:,} ({spec.weights.dtype}) of spec {spec.id} {ranks}"
-        return Product("weights", (Factor("bytes per rank", each),), "estimate", source)
+        # Exact on one GPU; several share them evenly only to a first approximation.
+        basis = "exact" if tp * pp == 1 else "estimate"
+        return Product("weights", (Factor("bytes per rank", each),), basis, source)
     if spec.params is None:
         raise UsageError(
             f"{spec.id} states no parameter count, so its weights and what fits beside them cannot be sized",

@@ -62,6 +62,7 @@ def _bits(number: int) -> EngineFormat:
         option=str(number), k=f"int{number}:group/32,row", v=f"int{number}:group/32,row",
         latent=f"int{number}:group/32,rope=fp16", index="fp16", nbytes=32 * number + 16,
         needs="KV heads x head_dim divisible by 32", source=_QUANT,
+        compute="fp16: a layer is dequantised first, or its codes are read as they lie",
     )  # fmt: skip
 
 

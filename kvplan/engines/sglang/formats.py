@@ -34,7 +34,9 @@ FORMATS = (
         needs="the model's dtype; fp8_e4m3 where the checkpoint's quantisation says so",
     ),
     EngineFormat(
-        option="fp8_e4m3", k="fp8_e4m3", v="fp8_e4m3", latent="fp8_e4m3", index=INDEX, nbytes=256, source=_DTYPES
+        option="fp8_e4m3", k="fp8_e4m3", v="fp8_e4m3", latent="fp8_e4m3", index=INDEX, nbytes=256, source=_DTYPES,
+        # srt/layers/attention/flashattention_backend.py casts Q to the cache's dtype.
+        compute="fp8 with fa3, which casts Q too; else 16 bit, codes converted on chip",
     ),
     EngineFormat(
         option="fp8_e5m2", k="fp8_e5m2", v="fp8_e5m2", latent="fp8_e5m2", nbytes=256, source=_DTYPES,

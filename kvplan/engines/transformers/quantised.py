@@ -39,6 +39,9 @@ def bits_of(option: str) -> int:
     return int(option.rpartition("int")[2])
 
 
+_WHOLE = "the model's dtype: all of a layer's K and V are dequantised first"
+
+
 def formats_for(options: Mapping[str, Any]) -> tuple[EngineFormat, ...]:
     """Every backend and number of bits, with the group size that the options give."""
     size = options["q_group_size"]
@@ -51,13 +54,13 @@ def formats_for(options: Mapping[str, Any]) -> tuple[EngineFormat, ...]:
             made.append(
                 EngineFormat(
                     option=f"{backend}-int{bits}", k=rows, v=rows, latent=rows, nbytes=nbytes, source=source,
-                    needs="full-attention layers only",
+                    needs="full-attention layers only", compute=_WHOLE,
                 )
             )  # fmt: skip
     made.append(
         EngineFormat(
             option="fp8", k="fp8_e4m3", v="fp8_e4m3", latent="fp8_e4m3", nbytes=256, since="5.21.0", source=SOURCE,
-            needs="full-attention layers only",
+            needs="full-attention layers only", compute=_WHOLE,
         )
     )  # fmt: skip
     return tuple(made)

@@ -110,6 +110,7 @@ _COMPUTE = {
     # vLLM blog of 2026-04-22 on fp8 caches: FlashAttention 3 takes K, V and Q in e4m3.
     "fp8": "fp8 with FLASH_ATTN, which quantises Q too; else 16 bit, codes converted on chip",
     "fp8_e5m2": _ON_CHIP,
+    "nvfp4": "fp8 where the backend takes a quantised Q (SM100); else 16 bit, codes converted on chip",
     **dict.fromkeys(
         (*sorted(TURBOQUANT), "int8_per_token_head", "fp8_per_token_head", "int4_per_token_head"), _ON_CHIP
     ),
