@@ -11,7 +11,6 @@ from fractions import Fraction
 from pathlib import Path
 
 from kvplan.formats.ds_mla import RECORDS
-from kvplan.formats.engine_rows import ENGINE_ROWS, LATENT_ROWS
 from kvplan.formats.grammar import NAMES, Pair, parse_kv
 from kvplan.formats.grid import Tensor, bind
 from kvplan.formats.layout import Layout, Plane
@@ -80,20 +79,6 @@ def byte_map(spelling: str) -> list[str]:
     return [*lines, ""]
 
 
-def engine_rows() -> list[str]:
-    lines = ["## What to write for an engine's own option", "", "K and V of one token and KV head at head_dim 128.", ""]
-    lines += ["| engine | option | K | V | bytes |", "|---|---|---|---|---|"]
-    for r in ENGINE_ROWS:
-        size = f"{r.nbytes}" if r.tokens == 1 else f"{r.nbytes:,} for {r.tokens} tokens"
-        lines.append(f"| {r.engine} | {r.option} | `{r.k}` | `{r.v}` | {size} |")
-    lines += ["", "Latents (`--latent`) and index keys (`--index`), bytes of one row.", ""]
-    lines += ["| engine | option | role | width | spelling | bytes |", "|---|---|---|---|---|---|"]
-    for x in LATENT_ROWS:
-        width = f"{x.nope} + {x.rope}" if x.rope else f"{x.nope}"
-        lines.append(f"| {x.engine} | {x.option} | {x.role} | {width} | `{x.spelling}` | {x.nbytes} |")
-    return [*lines, ""]
-
-
 def render() -> str:
     """The whole page."""
     every = [*CHOSEN, *NAMES]
@@ -103,7 +88,8 @@ def render() -> str:
         "|---|---|---|---|---|---|",
     ]
     lines += [summary(s) for s in every]
-    lines += ["", *engine_rows(), "## Byte maps", "", "One head, page size 128; ranges are inclusive.", ""]
+    lines += ["", "What an engine's own option stores, as a spelling: see [engines.md](engines.md).", ""]
+    lines += ["## Byte maps", "", "One head, page size 128; ranges are inclusive.", ""]
     for spelling in every:
         lines += byte_map(spelling)
     return HEAD + "\n".join(lines).rstrip() + "\n"

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from kvplan.errors import InputError
+from kvplan.specs.compiled import by_hf_id
+from kvplan.specs.load import list_models, load_model
 from kvplan.specs.model import ModelSpec
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -63,3 +66,25 @@ def make(
 
 def _placed(layers: Iterable[int] | str) -> list[int] | str:
     return layers if isinstance(layers, str) else list(layers)
+
+
+def named_model(name: str) -> ModelSpec:
+    """The shipped spec that a name means: a Hugging Face id, or letters and digits that begin like a spec's id.
+
+    An equal name wins, then the longest id that begins the name, then the shortest id that the name begins.
+    """
+    stems = by_hf_id(name.lower())
+    if stems:
+        return load_model(stems[0])
+    wanted = _plain(name.rpartition("/")[2])
+    known = {_plain(stem): stem for stem in list_models()}
+    begins = [p for p in known if wanted.startswith(p)]
+    begun = [p for p in known if p.startswith(wanted)]
+    if not begins and not begun:
+        raise InputError(f"no shipped spec is called like {name!r}", "give its Hugging Face id")
+    return load_model(known[max(begins, key=len) if begins else min(begun, key=len)])
+
+
+def _plain(name: str) -> str:
+    """Letters and digits of a name in lower case, without the `.0` of versions."""
+    return "".join(c for c in name.lower().replace(".0", "") if c.isalnum())

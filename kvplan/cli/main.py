@@ -26,6 +26,7 @@ COMMANDS = {
     "diff": ("kvplan.cli.diff", "Two plans side by side: stored ones, or models with options."),
     "engines": ("kvplan.cli.engines", "Inference engines: versions, cache formats, options and block rules."),
     "recommend": ("kvplan.cli.recommend", "Which cache format to use for a model on a GPU, and why."),
+    "reconcile": ("kvplan.cli.reconcile", "A start-up log of an engine, each figure explained by kvplan's own."),
     "specs": ("kvplan.cli.specs", "Models that kvplan knows, and specs from a config.json, GGUF file or hub id."),
     "validate": ("kvplan.cli.validate", "Run the kernels: bytes, errors and times of a format on this machine."),
 }

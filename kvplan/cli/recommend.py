@@ -17,9 +17,7 @@ from kvplan.units import check_count, parse_count
 @click.option("--context", metavar="N", help="Tokens of every request; without it the model's maximum.")
 @click.option("--concurrency", metavar="N", default="1", show_default=True, help="Requests held at once.")
 @click.option("--tp", metavar="N", default="1", show_default=True, help="Tensor-parallel ranks.")
-@click.option("--util", metavar="SHARE", type=float, default=0.9, show_default=True,
-              help="Share of the GPU's memory that weights and cache may fill.")  # fmt: skip
-@plan_options(*ENGINE_OPTIONS)
+@plan_options("util", "weights_dtype", *ENGINE_OPTIONS)
 @json_option
 def command(
     model: str,
@@ -27,9 +25,8 @@ def command(
     context: str | None,
     concurrency: str,
     tp: str,
-    util: float,
     as_json: bool,
-    **engine: Any,
+    **more: Any,
 ) -> None:
     """Which cache format MODEL should use on a GPU: bytes, requests that fit, predicted time, a reason for each.
 
@@ -44,8 +41,7 @@ def command(
         context=parse_count(context, "context") if context else None,
         concurrency=check_count(parse_count(concurrency, "concurrency"), "concurrency"),
         tp=parse_count(tp, "tp"),
-        util=util,
-        **engine,
+        **more,
     )
     result = recommend(request)
     if as_json:

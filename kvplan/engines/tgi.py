@@ -5,8 +5,12 @@ Source: huggingface/text-generation-inference, git db931fc (2026-01-08), read.
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from kvplan.engines.shared.launch import Flag, LaunchSpec
+from kvplan.engines.shared.memory import GpuMemory, PoolRule
 from kvplan.engines.shared.paged import PagedCache
+from kvplan.engines.shared.scope import check_scope
 from kvplan.engines.shared.types import (
     NATIVE,
     Case,
@@ -27,6 +31,9 @@ _BLOCKS = _PROJECT + "server/text_generation_server/models/globals.py:38-46"
 _WINDOW = _PROJECT + "backends/v3/src/block_allocator.rs:172-176"
 _LAUNCHER = _PROJECT + "launcher/src/main.rs and docs/source/reference/launcher.md"
 _BYTES = _PROJECT + "server/text_generation_server/models/flash_causal_lm.py:1519-1566"
+
+_FP8 = _PROJECT + "server/text_generation_server/layers/attention/kv_cache.py, KVCache"
+_LATENT = _PROJECT + "server/text_generation_server/models/__init__.py, head_size of deepseek_v3"
 
 BLOCK_SIZES = {"flashinfer": 1, "flashdecoding": 256, "flashdecoding-ipex": 64, "paged": 16}
 """Attention backend to tokens per block."""
@@ -62,16 +69,42 @@ def cache(case: Case) -> EngineCache:
     """Lay out a case.
 
     Raises:
-        UnsupportedError: states, latents and strided rows, which TGI's flash models do not have or kvplan has not read.
+        UsageError: fp8 where the backend or the system has none.
+        UnsupportedError: caches other than K and V rows, K and V of different widths, more ranks than KV heads.
     """
+    check_scope(case, "TGI", ("kv",), pp=False, mtp=False)
     for group in case.groups:
-        if group.role not in ("kv", "latent") or group.law.stride != 1:
+        spec = case.spec.group(group.name)
+        if spec.kind == "attention" and 1 < spec.kv_heads < case.sharding.attention_tp:
             raise UnsupportedError(
-                f"kvplan has no rule for group {group.name} ({group.role}) in TGI", "plan without --engine"
+                f"versions of TGI differ in how {case.sharding.attention_tp} ranks keep {spec.kv_heads} KV heads",
+                "use a tp that divides the KV heads",
             )
-    if case.mtp:
-        raise UsageError("TGI runs no multi-token prediction layers with a cache", "drop --mtp")
+        if group.layout.tensor("k").dim != group.layout.tensor("v").dim:
+            raise UnsupportedError(
+                f"kvplan has no rule for K and V of different widths in TGI ({group.name})", "plan without --engine"
+            )
+    _check_fp8(case)
     return TgiCache(case)
+
+
+def _check_fp8(case: Case) -> None:
+    attention, system = case.options["attention"], case.options["system"]
+    fp8 = {option for option in case.chosen.values() if option != "auto"}
+    has = attention == "paged" or attention == "flashdecoding-ipex" or (attention, system) == ("flashinfer", "cuda")
+    if fp8 and not has:
+        raise UsageError(
+            f"TGI has no fp8 cache with {attention} attention on {system}",
+            "use flashinfer on CUDA, or --engine-option attention=paged",
+        )
+    for option, without, other in (("fp8_e5m2", "rocm", "fp8_e4m3fn"), ("fp8_e4m3fn", "cpu", "fp8_e5m2")):
+        if option in fp8 and system == without:
+            raise UsageError(f"TGI refuses a cache in {option} on {system}", f"give --kv {other}")
+
+
+def _pool(memory: GpuMemory) -> int:
+    used = memory.weights + memory.activations + memory.graphs + memory.framework
+    return int(memory.share * Fraction(9, 10) * memory.total) - used
 
 
 ENGINE = Engine(
@@ -80,16 +113,20 @@ ENGINE = Engine(
     flag=("--kv-cache-dtype",),
     versions=(EngineVersion(name="3", note="git db931fc of 2026-01-08, the last change seen"),),
     formats=(
-        EngineFormat(option="auto", k=NATIVE, v=NATIVE, latent=NATIVE, nbytes=512, source=_BYTES),
+        EngineFormat(option="auto", k=NATIVE, v=NATIVE, nbytes=512, source=_BYTES),
         EngineFormat(
-            option="fp8_e4m3fn", k="fp8_e4m3", v="fp8_e4m3", nbytes=256, needs="not on IPEX CPU", source=_BYTES
+            option="fp8_e4m3fn", k="fp8_e4m3", v="fp8_e4m3", nbytes=256, needs="not on IPEX CPU", source=_FP8
         ),
-        EngineFormat(option="fp8_e5m2", k="fp8_e5m2", v="fp8_e5m2", nbytes=256, needs="not on ROCm", source=_BYTES),
+        EngineFormat(option="fp8_e5m2", k="fp8_e5m2", v="fp8_e5m2", nbytes=256, needs="not on ROCm", source=_FP8),
     ),
     options=(
         EngineOption(
             name="attention", kind=str, default="flashinfer", choices=tuple(BLOCK_SIZES),
             text="Attention backend; it sets the tokens per block.", source=_BLOCKS,
+        ),
+        EngineOption(
+            name="system", kind=str, default="cuda", choices=("cuda", "rocm", "xpu", "cpu"),
+            text="What TGI runs on (xpu and cpu with IPEX); it decides which fp8 formats there are.", source=_FP8,
         ),
         EngineOption(
             name="prefix_caching", kind=bool, default=True,
@@ -102,10 +139,25 @@ ENGINE = Engine(
                    source=_BLOCKS),
         EngineRule(name="bytes", text="A block holds 2 x KV heads x head_dim x bytes of every layer; fp8 has one "
                    "scale per tensor and no bytes per token.", source=_BYTES),
+        EngineRule(name="fp8", text="With flashinfer on CUDA, paged attention, or flashdecoding-ipex; e5m2 not on "
+                   "ROCm, e4m3fn not on IPEX CPU.", source=_FP8),
+        EngineRule(name="latents", text="DeepSeek's latents are stored as K and V of every head, whose widths the spec "
+                   "of a latent does not say: kvplan does not plan them here.", source=_LATENT),
+        EngineRule(name="budget", text="Blocks fill MEMORY_FRACTION x TGI_WIGGLE_ROOM (0.90) of what a warm-up batch "
+                   "leaves free.", source=_BYTES),
         EngineRule(name="window", text="One window of the whole model caps a sequence's blocks, only without prefix "
                    "caching; layers of several kinds all keep every row.", source=_WINDOW),
     ),
     cache=cache,
+    pool=PoolRule(
+        share_name="cuda_memory_fraction",
+        default_share=lambda _version, _total, _ranks: Fraction(1),
+        busiest=lambda _started: (64, 4096),
+        pool=_pool,
+        text="The share x 0.90 (TGI_WIGGLE_ROOM) of the total, less what weights, a warm-up batch, graphs and "
+        "framework take.",
+        source=_BYTES,
+    ),
     launch=LaunchSpec(
         command="text-generation-launcher --model-id {model}",
         flags=(

@@ -16,7 +16,7 @@ from kvplan.errors import UsageError, did_you_mean
 from kvplan.formats.rules import check_meaning
 
 PLAIN = ("fp32", "fp16", "bf16")
-INTS = ("int8", "int6", "int5", "int4", "int3", "int2")
+INTS = ("int8", "int7", "int6", "int5", "int4", "int3", "int2", "int1")
 FP8 = ("fp8_e4m3", "fp8_e5m2")
 FP4 = ("fp4_e2m1",)
 CODEBOOKS = ("lm4", "lm3", "lm2")
@@ -26,9 +26,10 @@ GRANULARITIES = (*STATIC, "token", "channel/N", "group/N")
 NAMES = (
     "nvfp4", "mxfp4", "mxfp8", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "fp8_ds_mla", "fp8_ds_v4",
     "nvfp4_ds_mla", "turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc",
+    "octave_k3v4", "octave_k3v3", "octave_k3v3_compact",
 )  # fmt: skip
 PAIRS = ("kivi2", "kivi4")
-OPTIONS = ("asym", "row", "scale", "global", "recent", "flush", "pack", "rot", "rope")
+OPTIONS = ("asym", "row", "flat", "scale", "global", "recent", "flush", "pack", "rot", "rope")
 VALUES = {
     "scale": ("fp16", "bf16", "fp32", "e4m3", "e8m0", "model"),
     "global": ("fp32",),
@@ -36,7 +37,7 @@ VALUES = {
     "pack": ("slot", "page"),
     "rope": ("fp16", "bf16"),
 }
-_FLAGS = ("asym", "row", "rot")
+_FLAGS = ("asym", "row", "flat", "rot")
 _NOT_OURS = {"token-head", "token_head", "per_token_head", "per-token-head", "per_token", "per-token"}
 _GROUPED = re.compile(r"(channel|group)/([1-9]\d{0,5})")
 _PAIR = re.compile(r"(kivi[24])(?:/([1-9]\d{0,5}))?(?:,recent=([1-9]\d{0,6}))?")
@@ -51,6 +52,8 @@ class Format:
         granularity: tensor, head, channel, token, channel/N or group/N (kept as `channel` / `group` with `group` > 0);
             empty for 16 and 32 bit.
         group: N of channel/N (tokens) or group/N (channels), else 0.
+        row: groups run along the rank's whole row of a token.
+        flat: groups run along all values of the rank, token after token; one may reach into the next token.
         recent: tokens kept unquantised, 0 for none.
     """
 
@@ -59,6 +62,7 @@ class Format:
     group: int = 0
     asym: bool = False
     row: bool = False
+    flat: bool = False
     scale: str = ""
     global_scale: str = ""
     recent: int = 0
@@ -87,6 +91,7 @@ class Format:
         options = {
             "asym": self.asym,
             "row": self.row,
+            "flat": self.flat,
             "scale": self.scale if self.scale != default["scale"] else "",
             "global": self.global_scale,
             "recent": self.recent if self.recent != default["recent"] else 0,
@@ -207,6 +212,7 @@ def parse_format(text: str) -> Format:
         group,
         asym="asym" in options,
         row="row" in options,
+        flat="flat" in options,
         scale=str(options.get("scale", default["scale"])),
         global_scale=str(options.get("global", "")),
         recent=int(options.get("recent", default["recent"])),

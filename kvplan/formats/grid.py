@@ -1,7 +1,7 @@
 """Every number x granularity: binds formats to a geometry, giving the planes of a layer group.
 
 A value is `scale * code + zero`, zero stored like the scale. Names (named.py, ds_mla.py) are recipes of the same
-formats; turboquant.py binds K and V at once.
+formats; turboquant.py and octave.py bind K and V at once.
 
 `rot` and the codebooks of `lm4 lm3 lm2` take no bytes: the rotation is a Hadamard matrix with fixed random signs over
 head_dim, the codebook is the Lloyd-Max one of N(0, 1). Both are the same for every layer and model, so they belong to
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import gcd
 
 from kvplan.errors import UsageError
 from kvplan.formats.grammar import Format, Named, parse_any
@@ -72,10 +73,15 @@ def bind(tensors: Iterable[Tensor], heads: int, model_dtype: str) -> Layout:
         UsageError: a format that does not fit the geometry or the tensor.
     """
     stored = tuple(tensors)
-    if any(isinstance(t.format, Named) and t.format.name.startswith("turboquant") for t in stored):
+    names = [t.format.name for t in stored if isinstance(t.format, Named)]
+    if any(name.startswith("turboquant") for name in names):
         from kvplan.formats.turboquant import bind_joint
 
         return bind_joint(stored, heads)
+    if any(name.startswith("octave") for name in names):
+        from kvplan.formats.octave import bind_octave
+
+        return bind_octave(stored, heads)
     parts = [_parts(t, heads, model_dtype) for t in stored]
     loose = [p for p in parts if not p.bound.pack]
     planes = [
@@ -98,7 +104,7 @@ def _parts(t: Tensor, heads: int, model_dtype: str) -> _Parts:
     f, spelling = recipe.format, t.format.spelling
     scale = {"model": model_dtype, "e4m3": "fp8_e4m3"}.get(f.scale, f.scale)
     coded = t.dim - t.rope_dim if f.rope else t.dim
-    channels = coded * heads if f.row else coded
+    channels = coded * heads if f.row or f.flat else coded
     _check(t, recipe, heads, channels)
     fields = [Field(t.role, name, storage, channels) for name, storage in code_fields(f.number)]
     if f.rope:
@@ -111,8 +117,8 @@ def _parts(t: Tensor, heads: int, model_dtype: str) -> _Parts:
     recent = Field(t.role, "recent", model_dtype, t.dim)
     residual = (Plane(f"{t.role}_recent", (recent,), "residual", capacity=f.recent),) if f.recent else ()
     bound = BoundTensor(
-        t.role, spelling, t.dim, f.number, f.granularity, f.group, f.asym, scale, f.recent, f.flush, f.pack, f.row,
-        f.rot, f.rope, f.global_scale,
+        t.role, spelling, t.dim, f.number, f.granularity, f.group, f.asym, scale, f.recent, f.flush, f.pack,
+        f.row or f.flat, f.rot, f.rope, f.global_scale, f.flat,
     )  # fmt: skip
     return _Parts(bound, tuple(fields), _static_metadata(t.role, f, coded, scale), residual, recipe.page_align)
 
@@ -134,8 +140,8 @@ def _check(t: Tensor, recipe: Recipe, heads: int, channels: int) -> None:
     f, what = recipe.format, f"format {t.format.spelling}"
     if recipe.widths or f.rope:
         _check_latent(t, recipe, what)
-    over = f"the rank's row of {heads} x {t.dim} channels" if f.row else f"head_dim {channels}"
-    if f.granularity == "group" and channels % f.group:
+    over = f"the rank's row of {heads} x {t.dim} channels" if f.row or f.flat else f"head_dim {channels}"
+    if f.granularity == "group" and not f.flat and channels % f.group:
         fits = [n for n in _GROUP_SIZES if channels % n == 0] or [n for n in range(2, channels + 1) if not channels % n]
         raise UsageError(
             f"{what}: groups of {f.group} channels do not divide {over}",
@@ -166,6 +172,10 @@ def _row_metadata(role: str, f: Format, channels: int, scale: str) -> list[Field
     items, tokens = 1, 1
     if f.by_channel:
         items, tokens = channels, f.group
+    elif f.flat:
+        # The fewest tokens whose values fill whole groups.
+        tokens = f.group // gcd(f.group, channels)
+        items = tokens * channels // f.group
     elif f.group:
         items = channels // f.group
     names = ("scale", "zero") if f.asym else ("scale",)
@@ -211,7 +221,8 @@ def row_bytes(k: str, v: str | None = None, dim: int = 128, tokens: int = 1) -> 
 # Sizes asserted where they are declared: bytes of K + V of one (token, head) at head_dim 128.
 for _spelling, _size in {
     "fp16": 512, "fp32": 1024, "int8": 260, "int8:token,asym": 264, "int8:tensor": 256, "int8:head,asym": 256,
-    "int8:group/32,asym": 288, "int8:channel/128": 260, "fp8_e4m3:token": 260, "int6": 196, "int5": 164, "int4": 132,
-    "int3": 100, "int2": 68, "int2:channel/32,asym": 96, "fp4_e2m1": 160, "lm3,rot": 100,
+    "int8:group/32,asym": 288, "int8:channel/128": 260, "fp8_e4m3:token": 260, "int7": 228, "int6": 196, "int5": 164,
+    "int4": 132, "int3": 100, "int2": 68, "int2:channel/32,asym": 96, "fp4_e2m1": 160, "lm3,rot": 100,
+    "int1:group/64,asym": 48, "int4:group/64,asym,flat": 144,
 }.items():  # fmt: skip
     assert row_bytes(_spelling) == _size, _spelling

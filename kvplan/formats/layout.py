@@ -16,16 +16,17 @@ from kvplan.formats.tensors import TensorView as TensorView
 from kvplan.units import align_up
 
 STORAGE_BITS = {
-    "fp32": 32, "fp16": 16, "bf16": 16, "int8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8, "e8m0": 8, "int4": 4, "fp4_e2m1": 4,
-    "int2": 2, "int1": 1,
+    "fp32": 32, "int32": 32, "fp16": 16, "bf16": 16, "int8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8, "e8m0": 8, "int4": 4,
+    "fp4_e2m1": 4, "int2": 2, "int1": 1,
 }  # fmt: skip
-"""Width of one stored item. `intN` holds signed codes, or unsigned ones when the format is asymmetric; `e8m0` is a
-power of two."""
+"""Width of one stored item. `intN` holds signed codes, or unsigned ones when the format is asymmetric (`int32` is a
+word of several); `e8m0` is a power of two."""
 
 _SPLIT_CODES = {
     "int3": (("codes", "int2"), ("high", "int1")),
     "int5": (("codes", "int4"), ("high", "int1")),
     "int6": (("codes", "int4"), ("high", "int2")),
+    "int7": (("codes", "int4"), ("middle", "int2"), ("high", "int1")),
     "lm4": (("codes", "int4"),),
     "lm3": (("codes", "int2"), ("high", "int1")),
     "lm2": (("codes", "int2"),),
@@ -217,7 +218,7 @@ class Layout:
         """
         tensor = self.tensor(role)
         split = len(code_fields(tensor.number)) > 1 and tensor.number != "int3"
-        missing = tensor.beyond_kernels or ("codes in two parts" if split else "")
+        missing = tensor.beyond_kernels or ("codes in several parts" if split else "")
         if missing:
             raise UnsupportedError(
                 f"format {tensor.spelling} has no kernel yet ({missing}): it can be planned, not run",

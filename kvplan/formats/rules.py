@@ -26,6 +26,10 @@ def check_meaning(text: str, f: Format, given: Mapping[str, str]) -> None:
         raise UsageError(f"{what}: asym needs an integer number", "floats are symmetric: drop asym")
     if f.row and f.granularity != "group":
         raise UsageError(f"{what}: row needs group/N", "write group/32,row or drop row")
+    if f.flat and (f.granularity != "group" or f.row or f.pack or f.rope):
+        raise UsageError(f"{what}: flat needs group/N, without row, pack and rope", "write group/64,flat or drop flat")
+    if f.number == "int1" and not f.asym:
+        raise UsageError(f"{what}: one bit has no sign", "write asym")
     if f.number.startswith("lm") and not f.rot:
         raise UsageError(f"{what}: a Lloyd-Max codebook needs rot", f"write {text},rot")
     if f.asym and f.scale == "e8m0":

@@ -18,6 +18,7 @@ class BoundTensor:
         flush: `whole` (all `recent` tokens at once) or `oldest` (one at a time).
         pack: `slot` or `page` where codes and scales share a plane of bytes, else empty.
         row: groups run along the rank's whole row instead of one head.
+        flat: they even run on into the next tokens.
         rope: storage of the rope part of a latent kept apart, else empty.
         global_scale: storage of one more scale per layer, else empty.
     """
@@ -37,6 +38,7 @@ class BoundTensor:
     rot: bool = False
     rope: str = ""
     global_scale: str = ""
+    flat: bool = False
 
     def split(self, tokens: int) -> tuple[int, int]:
         """(packed, recent) tokens after `tokens` rows: which are quantised and which still wait in the residual."""
@@ -53,7 +55,8 @@ class BoundTensor:
         byte_scale = self.scale in ("fp8_e4m3", "e8m0") and self.number.startswith("fp")
         features = {
             f"pack={self.pack}": bool(self.pack) and not two_blocks,
-            "row": self.row,
+            "row": self.row and not self.flat,
+            "flat": self.flat,
             f"rope={self.rope}": bool(self.rope),
             f"global={self.global_scale}": bool(self.global_scale) and self.scale != "fp8_e4m3",
             f"scale={self.scale}": self.scale not in ("", "fp16", "bf16", "fp32") and not byte_scale,

@@ -34,6 +34,10 @@ def state_elements(state: State, tp: int) -> tuple[int, int]:
     if state.type == "rwkv7":
         # The token shift mixes the whole hidden vector, so every rank keeps both of its rows.
         return state.hidden // tp * state.head_dim, 2 * state.hidden
+    if state.type == "rwkv4":
+        return 3 * (state.attention // tp), 2 * state.hidden
+    if state.type == "cca":
+        return state.values // tp, state.channels // tp * (state.conv_kernel - 1)
     width = state.width // tp
     return width, width * (state.conv_kernel - 1)
 
@@ -55,6 +59,10 @@ def _shared_out(state: State) -> tuple[tuple[str, int], ...]:
         return (("convolution channels", state.dim),)
     if state.type == "rwkv7":
         return (("state heads", state.hidden // state.head_dim),)
+    if state.type == "rwkv4":
+        return (("attention channels", state.attention),)
+    if state.type == "cca":
+        return ("value channels", state.values), ("convolution channels", state.channels)
     if state.type == "rglru":
         return (("recurrence channels", state.width),)
     return (("state heads", state.heads),)

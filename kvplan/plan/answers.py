@@ -45,6 +45,7 @@ class Budget:
 
     share: float
     share_name: str
+    vocab_size: int
     needs: tuple[MemoryNeed, ...]
     pool_low_bytes: int
     pool_high_bytes: int

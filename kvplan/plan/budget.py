@@ -7,8 +7,9 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from kvplan.breakdown import Product
-from kvplan.engines.shared.memory import GpuMemory, MemoryNeed, PoolRule
+from kvplan.engines.shared.memory import GpuMemory, MemoryNeed, PoolRule, Started
 from kvplan.plan.answers import Budget
+from kvplan.plan.engine import capability_of
 from kvplan.plan.needs import activations, framework, graphs
 
 if TYPE_CHECKING:
@@ -27,10 +28,12 @@ def engine_budget(resolved: Resolved, weights: Sequence[Product]) -> Budget:
     assert chosen is not None and device is not None
     rule, total = chosen.engine.pool, device.memory_bytes
     needs = (_weights(weights), *_others(resolved, total))
-    low, high = pool_range(rule, needs, total, resolved.share, chosen.version, chosen.options)
+    vocabulary = resolved.spec.vocab_size or 0
+    low, high = pool_range(rule, needs, total, resolved.share, vocabulary, chosen.version, chosen.options)
     return Budget(
         share=float(resolved.share),
         share_name=rule.share_name,
+        vocab_size=vocabulary,
         needs=needs,
         pool_low_bytes=low,
         pool_high_bytes=high,
@@ -44,11 +47,15 @@ def pool_range(
     needs: tuple[MemoryNeed, ...],
     total: int,
     share: Fraction,
+    vocab_size: int,
     version: str,
     options: Mapping[str, object],
 ) -> tuple[int, int]:
     """(low, high) bytes of the pool: by the engine's rule with every need at its high and at its low end."""
-    low, high = (rule.pool(_memory(needs, end, total, share, version, options)) for end in ("high_bytes", "low_bytes"))
+    low, high = (
+        rule.pool(_memory(needs, end, total, share, vocab_size, version, options))
+        for end in ("high_bytes", "low_bytes")
+    )
     return low, high
 
 
@@ -66,16 +73,39 @@ def _others(resolved: Resolved, total: int) -> tuple[MemoryNeed, ...]:
         from kvplan.plan.calibration import calibrated
 
         return (calibrated(resolved),)
-    requests, tokens = chosen.engine.pool.busiest(chosen.options, total)
+    context = resolved.request.context or resolved.spec.max_context
+    requests, tokens = chosen.engine.pool.busiest(
+        Started(
+            version=chosen.version,
+            options=chosen.options,
+            total=total,
+            capability=capability_of(resolved.device),
+            context=context,
+        )
+    )
     tp, pp = resolved.sharding.tp, resolved.sharding.pp
     return activations(resolved.spec, tp, requests, tokens), graphs(), framework(tp * pp)
 
 
 def _memory(
-    needs: tuple[MemoryNeed, ...], end: str, total: int, share: Fraction, version: str, options: Mapping[str, object]
+    needs: tuple[MemoryNeed, ...],
+    end: str,
+    total: int,
+    share: Fraction,
+    vocab_size: int,
+    version: str,
+    options: Mapping[str, object],
 ) -> GpuMemory:
     """One end of the range; a measured residual stands for all three needs beside weights."""
     given = {need.name: int(getattr(need, end)) for need in needs}
     ours = {field: given.get(name, 0) for name, field in _OURS.items()}
     ours["activations"] += given.get("measured residual", 0)
-    return GpuMemory(total=total, share=share, weights=given["weights"], version=version, options=options, **ours)
+    return GpuMemory(
+        total=total,
+        share=share,
+        weights=given["weights"],
+        vocab_size=vocab_size,
+        version=version,
+        options=options,
+        **ours,
+    )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from kvplan.breakdown import Factor, Product
-from kvplan.errors import UsageError, did_you_mean
+from kvplan.errors import UnsupportedError, UsageError, did_you_mean
 from kvplan.memory.curves import Rank
 from kvplan.memory.figures import KvFigures
 from kvplan.memory.parts import total
@@ -75,7 +75,9 @@ def weights_term(resolved: Resolved, sharding: Sharding | None = None) -> Produc
     if dtype == PUBLISHED and spec.weights:
         each = cdiv(spec.weights.bytes, tp * pp)
         source = f"weights.bytes {spec.weights.bytes:,} ({spec.weights.dtype}) of spec {spec.id} {ranks}"
-        return Product("weights", (Factor("bytes per rank", each),), "estimate", source)
+        # Exact on one GPU; several share them evenly only to a first approximation.
+        basis = "exact" if tp * pp == 1 else "estimate"
+        return Product("weights", (Factor("bytes per rank", each),), basis, source)
     if spec.params is None:
         raise UsageError(
             f"{spec.id} states no parameter count, so its weights and what fits beside them cannot be sized",
@@ -193,8 +195,8 @@ def _least_tp(resolved: Resolved, kv: KvFigures, room: Capacity) -> int:
             sharding = replace(resolved.sharding, tp=tp)
             try:
                 ranks = resolved.ranks_with(sharding=sharding)
-            except UsageError:
-                # A format whose groups run along the rank's row may not fit the shorter row.
+            except (UsageError, UnsupportedError):
+                # A format may not fit the shorter row of a rank, or an engine have no rule for several ranks.
                 continue
             weights = weights_term(resolved, sharding)
             pool = room.usable_bytes - weights.nbytes

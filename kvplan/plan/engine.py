@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from kvplan.errors import UsageError
@@ -53,8 +53,10 @@ class EngineRank:
         return self.cache.shared_bytes(tokens)
 
 
-def in_engine(request: PlanRequest, spec: ModelSpec) -> tuple[PlanRequest, ChosenEngine]:
-    """The request with every format spelled out as the engine stores it.
+def in_engine(
+    request: PlanRequest, spec: ModelSpec, device: DeviceSpec | None = None
+) -> tuple[PlanRequest, ChosenEngine]:
+    """The request with every format spelled out as the engine stores it, on that device where it is known.
 
     Raises:
         UsageError: unknown engine, version, option or format, each with the nearest that exists.
@@ -70,9 +72,13 @@ def in_engine(request: PlanRequest, spec: ModelSpec) -> tuple[PlanRequest, Chose
         if engine.page_option is None:
             raise UsageError(f"{engine.title} has no page size to choose", "drop --page-size")
         options[engine.page_option] = request.page_size
+    if engine.tailor:
+        engine = replace(engine, formats=engine.tailor(spec, version, options, capability_of(device)))
     asked = {role: getattr(request, role) for role in ("kv", "k", "v", "latent", "index")}
     native = DTYPES[spec.native_dtype]
     spelled, chosen, skips = choose_formats(engine, version, asked, roles(spec), native)
+    if engine.respell is not None:
+        spelled = engine.respell(spelled, chosen, options)
     if request.layers and request.layers != skips:
         raise UsageError(
             f"{engine.title} chooses the formats of single layers itself",
@@ -97,10 +103,6 @@ def engine_ranks(
     """One rank of every pipeline stage."""
     from kvplan.engines.shared.types import Case
 
-    capability = None
-    if device and device.compute_capability:
-        major, minor = device.compute_capability.split(".")
-        capability = (int(major), int(minor))
     made = []
     for stage, groups in enumerate(stages):
         case = Case(
@@ -114,7 +116,7 @@ def engine_ranks(
             options=chosen.options,
             context=context,
             sequences=sequences,
-            capability=capability,
+            capability=capability_of(device),
             memory_bytes=device.memory_bytes if device else None,
             mtp=mtp,
         )
@@ -126,6 +128,14 @@ def native_engine(chosen: ChosenEngine) -> ChosenEngine:
     """The same engine with its default format for every tensor."""
     default = chosen.engine.formats[0].option
     return ChosenEngine(chosen.engine, chosen.version, chosen.options, dict.fromkeys(chosen.formats, default))
+
+
+def capability_of(device: DeviceSpec | None) -> tuple[int, int] | None:
+    """CUDA compute capability, `9.0` as (9, 0); None: not known, or no CUDA."""
+    if device is None or not device.compute_capability:
+        return None
+    major, minor = device.compute_capability.split(".")
+    return int(major), int(minor)
 
 
 def _constant(groups: Sequence[CacheGroup]) -> int:

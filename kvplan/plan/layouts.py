@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvplan.errors import UsageError
+from kvplan.errors import UnsupportedError, UsageError
 from kvplan.memory.figures import Ratio
 from kvplan.memory.groups import roles
 from kvplan.plan.capacity import usable_bytes, weights_term
@@ -133,8 +133,8 @@ def _rows(first: Resolved, base: PlanRequest, gpus: int) -> Iterator[dict[str, A
     for sharding in _shardings(first, gpus):
         try:
             resolved = resolve(base.model_copy(update=sharding), first.spec, first.device)
-        except UsageError:
-            # A format whose groups run along the rank's row may not fit a shorter row.
+        except (UsageError, UnsupportedError):
+            # A format may not fit the shorter row of a rank, or an engine have no rule for several ranks.
             continue
         yield _row(resolved, gpus)
 

@@ -23,6 +23,10 @@ def plan_notes(resolved: Resolved) -> list[str]:
         notes.append(f"Context {request.context:,} is above the model's maximum of {spec.max_context:,}.")
     if spec.provenance and spec.provenance.confidence == "memory":
         notes.append(f"The spec {spec.id} was written from memory and is not verified.")
+    if resolved.device and resolved.engine:
+        notes.append(
+            "Not covered: encoder caches of images and audio, and host-memory tiers, which change no figure of the GPU."
+        )
     if resolved.device and not resolved.engine:
         notes.append("Not counted yet: activations, CUDA graphs, the framework's own memory, fragmentation.")
     return notes

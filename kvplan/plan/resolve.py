@@ -113,14 +113,14 @@ def resolve(request: PlanRequest, spec: ModelSpec | None = None, device: DeviceS
     spec = spec or _load_spec(request)
     if request.engine is None and (request.engine_version or request.engine_options):
         raise UsageError("an engine's version or option is given, but no engine", "add --engine; see: kvplan engines")
+    device = device or _load_device(request)
     asked_page, chosen = request.page_size, None
     if request.engine:
-        request, chosen = in_engine(request, spec)
+        request, chosen = in_engine(request, spec, device)
     formats, notes = _formats(request, spec)
     _check_context(request, spec)
     sharding = check_sharding(request, spec)
     notes += _mtp_notes(request, spec)
-    device = device or _load_device(request)
     stages = sharded_groups(spec, formats, sharding, request.mtp)
     plain = sharding == Sharding()
     unsharded = stages[0] if plain else cache_groups(spec, formats, mtp=request.mtp)

@@ -168,7 +168,9 @@ def _check_pool(plan: PlanFields, room: Capacity, share: Fraction) -> None:
 
     engine, budget = plan.engine, room.budget
     rule = load_engine(engine.name).pool
-    low, high = pool_range(rule, budget.needs, room.memory_bytes, share, engine.version, engine.options)
+    low, high = pool_range(
+        rule, budget.needs, room.memory_bytes, share, budget.vocab_size, engine.version, engine.options
+    )
     _same("capacity.pool_bytes", room.pool_bytes, low)
     _same("capacity.budget.pool_low_bytes", budget.pool_low_bytes, low)
     _same("capacity.budget.pool_high_bytes", budget.pool_high_bytes, high)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from kvplan.errors import UsageError
+from kvplan.errors import UnsupportedError, UsageError
 from kvplan.memory.sharding import Sharding
 from kvplan.plan.answers import Budget
 from kvplan.plan.capacity import Ranks, fit_at, held_most, loaded_weights, usable_bytes
@@ -122,8 +122,8 @@ def fewest_gpus(resolved: Resolved, context: int, stages: bool = True) -> Fewest
         sharding = Sharding(tp=tp, pp=pp)
         try:
             ranks = resolved.ranks_with(sharding=sharding)
-        except UsageError:
-            # A format whose groups run along the rank's row may not fit the shorter row.
+        except (UsageError, UnsupportedError):
+            # A format may not fit the shorter row of a rank, or an engine have no rule for several ranks.
             continue
         pool, _ = pools(resolved, sharding, resolved.share)
         if held_most(ranks, context, resolved.request.batch) <= pool:
@@ -142,7 +142,7 @@ def least_share(resolved: Resolved, context: int) -> float | None:
     """The least share of the memory, in hundredths, at whose pool's low end the request fits."""
     ranks = with_draft(resolved.ranks, resolved.draft)
     needed = held_most(ranks, context, resolved.sequences)
-    for hundredths in range(1, 100):
+    for hundredths in range(1, 101):
         if pools(resolved, resolved.sharding, Fraction(hundredths, 100))[0] >= needed:
             return hundredths / 100
     return None

@@ -44,7 +44,11 @@ def enumerate_candidates(
     made, refused = [_candidate(request, spec, device, choices[0])], []
     for formats in choices[1:]:
         try:
-            made.append(_candidate(request, spec, device, formats))
+            found = _candidate(request, spec, device, formats)
+            # An engine's `auto` and `bfloat16` are one choice.
+            same = (found.k, found.v, found.latent) == (made[0].k, made[0].v, made[0].latent)
+            if not same or found.allocated_bytes != made[0].allocated_bytes:
+                made.append(found)
         except (UsageError, UnsupportedError) as error:
             if request.engine is None:
                 raise
@@ -143,6 +147,8 @@ def _reason(resolved: Resolved, device: DeviceSpec, low: bool, kl: float | None,
     if any(t.recent for t in seen):
         parts.append("needs unquantised recent rows")
     floats = {t.number for t in seen if t.number.startswith("fp8")}
+    if resolved.request.layers:
+        parts.append(f"layers {', '.join(resolved.request.layers)} stay as they are")
     if floats and device.hardware_formats and not floats <= set(device.hardware_formats):
         parts.append(f"{device.name} has no hardware conversion for {', '.join(sorted(floats))}")
     if low:
@@ -155,7 +161,8 @@ def _reason(resolved: Resolved, device: DeviceSpec, low: bool, kl: float | None,
 
 
 def _row_text(resolved: Resolved) -> str:
-    group = next(g for g in resolved.groups if g.role in ("kv", "latent"))
+    # Most layers: an engine may leave the first and last ones unquantised.
+    group = max((g for g in resolved.groups if g.role in ("kv", "latent")), key=lambda g: g.layers)
     page, heads = group.layout.page_multiple, group.layout.heads
     each = group.layout.page_bytes(page) / (page * heads)
     return f"{each:g} bytes per {'token and KV head' if group.role == 'kv' else 'token'}"

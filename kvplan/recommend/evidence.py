@@ -54,6 +54,6 @@ def _one(spelling: str, measured: dict[str, float]) -> float | None:
         f = parse_format(SPELLINGS[f.name])
     if f.number in PLAIN:
         return 0.0
-    scale = parse_format(f.number).scale if f.scale in ("fp16", "bf16", "fp32", "model") else f.scale
-    plain = replace(f, pack="", row=False, scale=scale)
+    usual = "fp32" if f.is_static else "fp16"
+    plain = replace(f, pack="", row=False, scale=usual if f.scale in ("fp16", "bf16", "fp32", "model") else f.scale)
     return measured.get(plain.spelling)

@@ -26,8 +26,10 @@ class RecommendRequest(_Data):
     """Requests held at once."""
     tp: int = 1
     """Tensor-parallel ranks."""
-    util: float = 0.9
-    """Share of the GPU's memory that weights and cache may fill."""
+    util: float | None = None
+    """Share of the GPU's memory that weights and cache may fill; default 0.9, or what the engine takes."""
+    weights_dtype: str | None = None
+    """Number type of the weights: fp32 bf16 fp16 fp8 int8 int4, or `published` for the spec's own byte count."""
     engine: str | None = None
     """Inference engine; only its own formats are considered, sized by its rules."""
     engine_version: str | None = None

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvplan.plan import Plan
-from kvplan.report import rows
+from kvplan.report import capacity, rows
 
 _STYLES = {"group": "bold", "term": "", "total": "bold"}
 
@@ -36,10 +36,10 @@ def print_plan(plan: Plan, console: Console | None = None, explain: bool = False
         for line in explain_lines(plan):
             console.print(Text(_hanging(line, console.width)), soft_wrap=True)
     sections = {
-        "Engine": rows.engine_lines(plan),
-        "Launch": rows.launch_lines(plan),
+        "Engine": capacity.engine_lines(plan),
+        "Launch": capacity.launch_lines(plan),
         "GPUs": rows.sharding_lines(plan),
-        "Capacity": rows.capacity_lines(plan),
+        "Capacity": capacity.capacity_lines(plan),
         "Verdict": rows.verdict_lines(plan),
         f"Gain over {plan.model.native_dtype}": rows.gain_lines(plan),
         "Notes": list(plan.notes),

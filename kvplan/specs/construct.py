@@ -28,6 +28,8 @@ _STATES: dict[str, type[Spec]] = {
     "lightning": states.LightningState,
     "short_conv": states.ShortConvState,
     "rwkv7": states.Rwkv7State,
+    "rwkv4": states.Rwkv4State,
+    "cca": states.CcaState,
     "rglru": states.RgLruState,
 }
 _PARTS: dict[str, type[Spec]] = {
@@ -37,6 +39,7 @@ _PARTS: dict[str, type[Spec]] = {
     "provenance": model.Provenance,
     "layers": placement.Every,
     "head_dim": groups.HeadDims,
+    "expanded": groups.HeadDims,
     "width": groups.LatentWidths,
     "retain": placement.Retain,
     "dtype": states.StateDtype,

@@ -117,6 +117,8 @@ class LatentGroup(Spec):
     """A second cache on layers that another group owns."""
     dtype: FloatDtype | None = None
     """Fixed number type that no cache format changes; None: the chosen latent or index format."""
+    expanded: HeadDims | None = None
+    """Key and value channels of each query head, for engines that cache these instead; None: not known."""
 
     @property
     def nope_dim(self) -> int:

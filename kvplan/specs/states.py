@@ -116,6 +116,30 @@ class Rwkv7State(Spec):
     """Channels per head."""
 
 
+class Rwkv4State(Spec):
+    """Three vectors of `attention` per layer (numerator, denominator, maximum); two of `hidden` for the token shift."""
+
+    type: Literal["rwkv4"]
+    """Fixed word."""
+    hidden: Dim
+    """Hidden channels."""
+    attention: Dim
+    """Channels of the attention's vectors."""
+
+
+class CcaState(Spec):
+    """Convolved queries and keys, and the previous token's half of the values (compressed convolutional attention)."""
+
+    type: Literal["cca"]
+    """Fixed word."""
+    channels: Dim
+    """Channels of queries and keys together."""
+    values: Dim
+    """Channels of the delayed half of the values."""
+    conv_kernel: Kernel
+    """Width of both convolutions together in tokens."""
+
+
 class RgLruState(Spec):
     """`width` elements, and convolution rows of `width`."""
 
@@ -135,6 +159,8 @@ State = Annotated[
     | LightningState
     | ShortConvState
     | Rwkv7State
+    | Rwkv4State
+    | CcaState
     | RgLruState,
     Field(discriminator="type"),
 ]

@@ -8,6 +8,8 @@ from kvplan.engines import engine_names, load_engine
 from kvplan.engines.shared.select import available, choose_formats, choose_version, number_of, read_options
 from kvplan.engines.shared.types import Case, Engine, EngineCache, EngineFormat, EngineOption, EngineVersion
 from kvplan.errors import KvplanError, UnsupportedError, UsageError
+from kvplan.formats.grammar import parse_any
+from kvplan.formats.grid import Tensor, bind
 
 KV = frozenset({"k", "v"})
 
@@ -95,7 +97,7 @@ def test_index_keys_follow_the_rows_that_they_index() -> None:
 def test_formats_that_an_engine_lacks() -> None:
     with pytest.raises(UnsupportedError, match="stores no k as int8") as caught:
         chosen(engine(), kv="int8")
-    assert "q8 (int8,scale=fp32,pack=slot)" in caught.value.hint
+    assert "it has: auto, fp8, q8;" in caught.value.hint
     with pytest.raises(UsageError, match="no cache format 'fp9'") as missing:
         chosen(engine(), kv="fp9")
     assert "did you mean fp8" in missing.value.hint
@@ -131,3 +133,16 @@ def test_every_engine_is_declared_in_full(name: str) -> None:
         assert not o.choices or o.default in (None, *o.choices), o
     if made.page_option is not None:
         assert made.page_option in {o.name for o in made.options}
+
+
+@pytest.mark.parametrize("name", engine_names())
+def test_rows_are_spelled_canonically_and_have_the_stated_bytes(name: str) -> None:
+    """So that what `kvplan engines` prints can be pasted after --k and --v."""
+    for f in load_engine(name).formats:
+        for role in ("k", "v", "latent", "index"):
+            spelling = getattr(f, role)
+            assert spelling in ("", "native") or parse_any(spelling).spelling == spelling, (f.option, role)
+        if f.nbytes is not None:
+            k, v = ("bf16" if s == "native" else s for s in (f.k, f.v))
+            layout = bind([Tensor("k", parse_any(k), 128), Tensor("v", parse_any(v), 128)], 4, "bf16")
+            assert layout.page_bytes(256) * f.tokens == 4 * 256 * f.nbytes, f.option

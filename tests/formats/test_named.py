@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvplan.errors import UsageError
-from kvplan.formats import ds_mla, named, turboquant
-from kvplan.formats.engine_rows import ENGINE_ROWS, LATENT_ROWS, EngineRow, LatentRow
+from kvplan.formats import ds_mla, named, octave, turboquant
 from kvplan.formats.grammar import NAMES, Named, parse_any, parse_format
 from kvplan.formats.grid import Tensor, bind
 from kvplan.formats.layout import Layout
@@ -21,7 +20,7 @@ def latent(spelling: str, nope: int = 512, rope: int = 64, role: str = "latent")
 
 
 def test_every_name_has_a_layout() -> None:
-    assert set(NAMES) == {*named.SPELLINGS, *ds_mla.RECORDS, *turboquant.SLOTS}
+    assert set(NAMES) == {*named.SPELLINGS, *ds_mla.RECORDS, *turboquant.SLOTS, *octave.SLOTS}
 
 
 @pytest.mark.parametrize("name", named.SPELLINGS)
@@ -49,19 +48,27 @@ def test_ggml_blocks_cross_heads_of_80() -> None:
         pair("mxfp4", "mxfp4", 80, heads=2)
 
 
-@pytest.mark.parametrize("row", ENGINE_ROWS, ids=lambda r: f"{r.engine} {r.option}")
-def test_engine_rows(row: EngineRow) -> None:
-    """At head_dim 128, and the spellings are canonical so that they can be pasted."""
-    layout = pair(row.k, row.v, heads=4)
-    assert layout.page_bytes(256) * row.tokens == 4 * 256 * row.nbytes
-    assert [t.spelling for t in layout.tensors] == [row.k, row.v]
+# Engine and option, role, spelling, widths without and with position, bytes of a row.
+LATENT_ROWS = (
+    ("vllm fp8", "latent", "fp8_e4m3", 512, 64, 576),
+    ("vllm fp8_ds_mla", "latent", "fp8_ds_mla", 512, 64, 656),
+    ("vllm nvfp4_ds_mla", "latent", "nvfp4_ds_mla", 512, 64, 352),
+    ("vllm DeepSeek-V4", "latent", "fp8_ds_v4", 448, 64, 584),
+    ("vllm DeepSeek-V4.1", "latent", "fp8_e4m3:group/32,scale=e8m0,pack=slot", 448, 64, 528),
+    ("vllm sparse index", "index", "fp8_e4m3:token,scale=fp32,pack=page", 128, 0, 132),
+    ("vllm sparse index, mxfp4", "index", "mxfp4", 128, 0, 68),
+    ("sglang fp4_mx_block16", "latent", "fp4_e2m1,scale=e8m0", 512, 64, 324),
+    ("llama.cpp q8_0", "latent", "q8_0", 512, 64, 612),
+    ("exllamav3 -cq 4", "latent", "int4:group/32,rope=fp16", 512, 64, 416),
+)
 
 
-@pytest.mark.parametrize("row", LATENT_ROWS, ids=lambda r: f"{r.engine} {r.option}")
-def test_latent_rows(row: LatentRow) -> None:
-    layout = latent(row.spelling, row.nope, row.rope, row.role)
-    assert layout.page_bytes(576) == 576 * row.nbytes
-    assert layout.tensors[0].spelling == row.spelling
+@pytest.mark.parametrize(("role", "spelling", "nope", "rope", "nbytes"), [r[1:] for r in LATENT_ROWS])
+def test_latent_rows(role: str, spelling: str, nope: int, rope: int, nbytes: int) -> None:
+    """576 rows: the least number of DeepSeek-V4 rows that fills its aligned pages."""
+    layout = latent(spelling, nope, rope, role)
+    assert layout.page_bytes(576) == 576 * nbytes
+    assert layout.tensors[0].spelling == spelling
 
 
 def test_pages_of_deepseek_v4_are_whole_units_of_576_bytes() -> None:
@@ -110,3 +117,27 @@ def test_a_slot_has_an_even_number_of_bytes() -> None:
 def test_a_nonlinear_table_is_a_number_of_its_own() -> None:
     assert pair("iq4_nl", "q4_0").tensor("k").number != pair("iq4_nl", "q4_0").tensor("v").number
     assert parse_any("iq4_nl") == Named("iq4_nl") != parse_format(named.SPELLINGS["iq4_nl"])
+
+
+@pytest.mark.parametrize(
+    ("name", "dim", "rope", "nbytes"),
+    [
+        # Rope channels of K 4 bit, its others 3; V; an fp16 scale for every 64 channels of K and one for V; round up.
+        ("octave_k3v4", 128, 128, 64 + 64 + 2 * 2 + 2 + 2),
+        ("octave_k3v4", 128, 64, 32 + 24 + 64 + 2 * 2 + 2 + 2),
+        ("octave_k3v3", 128, 128, 64 + 48 + 2 * 2 + 2 + 2),
+        ("octave_k3v3", 64, 64, 32 + 24 + 2 + 2 + 4),
+        # No rope channels apart, one scale for K: rounded up to 4 bytes.
+        ("octave_k3v3_compact", 128, 128, 48 + 48 + 2 + 2),
+    ],
+)
+def test_octave_slots(name: str, dim: int, rope: int, nbytes: int) -> None:
+    layout = bind([Tensor("k", Named(name), dim, rope), Tensor("v", Named(name), dim)], 3, "bf16")
+    assert layout.page_bytes(16) == 16 * 3 * nbytes
+
+
+def test_octave_refuses_one_tensor_alone_and_other_heads() -> None:
+    with pytest.raises(UsageError, match="one slot"):
+        pair("octave_k3v4", "bf16")
+    with pytest.raises(UsageError, match="64-channel"):
+        pair("octave_k3v4", "octave_k3v4", dim=96)

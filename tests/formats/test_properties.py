@@ -15,7 +15,7 @@ from kvplan.formats.grid import Tensor, bind
 from kvplan.formats.layout import Layout
 
 BITS = {"fp32": 32, "fp16": 16, "bf16": 16, "fp8_e4m3": 8, "fp8_e5m2": 8, "fp4_e2m1": 4, "lm4": 4, "lm3": 3, "lm2": 2,
-        **{f"int{n}": n for n in (8, 6, 5, 4, 3, 2)}}  # fmt: skip
+        **{f"int{n}": n for n in (8, 7, 6, 5, 4, 3, 2, 1)}}  # fmt: skip
 SCALE_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "e4m3": 1, "e8m0": 1}
 DIMS = (64, 80, 96, 112, 128, 192, 256, 512, 576)
 
@@ -27,7 +27,7 @@ def spellings() -> st.SearchStrategy[str]:
         st.builds(":{}/{}".format, st.sampled_from(["channel", "group"]), st.sampled_from([1, 7, 16, 32, 64, 128])),
     )
     option = st.one_of(
-        st.sampled_from(["asym", "row", "rot"]),
+        st.sampled_from(["asym", "row", "flat", "rot"]),
         *(st.sampled_from(values).map(f"{name}={{}}".format) for name, values in grammar.VALUES.items()),
         st.integers(1, 512).map("recent={}".format),
     )
@@ -70,6 +70,7 @@ def constant_by_hand(f: Format, dim: int, rope: int, heads: int) -> int:
 @example("fp8_e4m3:group/128,scale=fp32,pack=slot,rope=bf16", "latent", 576, 1)
 @example("int3:channel/32,asym,recent=64,pack=page", "k", 112, 3)
 @example("int5:group/32,row,asym,pack=slot", "k", 80, 2)
+@example("int1:group/64,asym,flat", "k", 80, 1)
 def test_every_spelling_binds_to_its_bytes_or_is_refused(text: str, role: str, dim: int, heads: int) -> None:
     heads, rope = (heads, 0) if role == "k" else (1, 64 if role == "latent" and dim > 64 else 0)
     try:

@@ -64,6 +64,8 @@ STATES: list[tuple[dict[str, Any], int, int]] = [
     ({"type": "lightning", "heads": 64, "head_dim": 128}, 64 * 128 * 128, 0),
     ({"type": "short_conv", "dim": 2048, "conv_kernel": 3}, 0, 2048 * 2),
     ({"type": "rwkv7", "hidden": 2048, "head_dim": 64}, 2048 * 64, 2 * 2048),
+    ({"type": "rwkv4", "hidden": 768, "attention": 512}, 3 * 512, 2 * 768),
+    ({"type": "cca", "channels": 1280, "values": 128, "conv_kernel": 3}, 128, 1280 * 2),
     ({"type": "rglru", "width": 4096, "conv_kernel": 4}, 4096, 4096 * 3),
 ]
 

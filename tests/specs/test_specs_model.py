@@ -134,6 +134,8 @@ STATES: list[dict[str, Any]] = [
     {"type": "lightning", "heads": 32, "head_dim": 128},
     {"type": "short_conv", "dim": 2048, "conv_kernel": 3},
     {"type": "rwkv7", "hidden": 2048, "head_dim": 64},
+    {"type": "rwkv4", "hidden": 768, "attention": 512},
+    {"type": "cca", "channels": 1280, "values": 128, "conv_kernel": 3},
     {"type": "rglru", "width": 4096, "conv_kernel": 4},
 ]
 

@@ -14,7 +14,7 @@ import pytest
 REPO = Path(__file__).resolve().parents[2]
 TOOLS = REPO / "tools"
 FRAME = ("__init__.py", "common.py", "run.py")
-ADAPTERS = [p for folder in ("golden", "logs") for p in sorted((TOOLS / folder).glob("*.py")) if p.name not in FRAME]
+ADAPTERS = [p for folder in ("golden", "logs") for p in sorted((TOOLS / folder).rglob("*.py")) if p.name not in FRAME]
 ARITHMETIC = (ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.LShift, ast.RShift, ast.MatMult)
 
 

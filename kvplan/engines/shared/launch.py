@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from kvplan.errors import UnsupportedError
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Flag:
     """One option of the engine's command line.
 
@@ -22,6 +22,10 @@ class Flag:
         since: first version that has it; empty: all covered ones.
         off: of a bool, what is written when it is off; empty: nothing.
         environment: whether it is a variable written before the command.
+        group: text with `{inside}` that holds all flags of the same group, for arguments inside arguments.
+        values: what is written for a value, where that is not the value itself.
+        needs: another field without which this one says nothing.
+        always: whether it is written even at the engine's default.
     """
 
     field: str
@@ -30,9 +34,13 @@ class Flag:
     since: str = ""
     off: str = ""
     environment: bool = False
+    group: str = ""
+    values: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    needs: str = ""
+    always: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class LaunchSpec:
     """The engine's command.
 
@@ -40,16 +48,18 @@ class LaunchSpec:
         command: with `{model}`.
         language: shell, or python where the engine is a library.
         closing: what ends a python call.
+        file: of an engine that starts a file, the file's name where the plan's model is none.
     """
 
     command: str
-    flags: tuple[Flag, ...] = field(default=())
+    flags: tuple[Flag, ...] = ()
     language: str = "shell"
     closing: str = ""
+    file: str = ""
     source: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Launch:
     """A command that starts the engine as it was planned.
 
@@ -88,22 +98,24 @@ def write_launch(
             f"{where}: kvplan knows no option of its command for {', '.join(missing)}",
             "start it without, or plan without that setting",
         )
-    words: list[str] = []
+    words: dict[str, list[str]] = {"": []}
     variables: list[str] = []
     for flag in spec.flags:
         value = values.get(flag.field)
-        if value is None or not has[flag.text]:
+        if value is None or not has[flag.text] or (flag.needs and values.get(flag.needs) is None):
             continue
         text = _word(flag, value, spec.language)
         if text:
-            (variables if flag.environment else words).append(text)
+            (variables if flag.environment else words.setdefault(flag.group, [])).append(text)
     if spec.language == "python":
-        return spec.command.format(model=model) + ", ".join(words) + spec.closing, "python"
-    return " ".join([*variables, spec.command.format(model=shlex.quote(model)), *words]), "shell"
+        inner = [group.format(inside=", ".join(texts)) for group, texts in words.items() if group]
+        return spec.command.format(model=model) + ", ".join([*words[""], *inner]) + spec.closing, "python"
+    return " ".join([*variables, spec.command.format(model=shlex.quote(model)), *words[""]]), "shell"
 
 
 def _word(flag: Flag, value: Any, language: str) -> str:
     if isinstance(value, bool) and "{value}" not in flag.text:
         return flag.text if value else flag.off
+    value = flag.values.get(str(value), value)
     shown = value if language == "python" else shlex.quote(str(value))
     return flag.text.format(value=shown)

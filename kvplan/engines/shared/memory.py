@@ -37,6 +37,7 @@ class GpuMemory:
         total: as the driver reports it.
         share: the engine's own setting (gpu_memory_utilization, mem_fraction_static ...).
         framework: CUDA context, communication buffers, libraries.
+        vocab_size: of the model; 0 where its spec states none.
         version, options: of the engine.
     """
 
@@ -46,8 +47,26 @@ class GpuMemory:
     activations: int
     graphs: int
     framework: int
+    vocab_size: int
     version: str
     options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """An engine as it is started: what decides its largest step.
+
+    Attributes:
+        total: bytes of the GPU.
+        capability: its CUDA compute capability; None: not known.
+        context: tokens of a request that it is started for.
+    """
+
+    version: str
+    options: Mapping[str, Any]
+    total: int
+    capability: tuple[int, int] | None
+    context: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,14 +76,14 @@ class PoolRule:
     Attributes:
         share_name: the engine's own name of the share; empty where it has none.
         default_share: what the engine takes for a version, on a GPU of so many bytes with so many ranks.
-        busiest: requests at once and prompt tokens of the step with the activation peak, likewise.
+        busiest: requests at once and prompt tokens of the step with the activation peak.
         pool: bytes of the pool; may be negative. Falls when a need grows.
         text: the rule in a sentence.
     """
 
     share_name: str
     default_share: Callable[[str, int, int], Fraction]
-    busiest: Callable[[Mapping[str, Any], int], tuple[int, int]]
+    busiest: Callable[[Started], tuple[int, int]]
     pool: Callable[[GpuMemory], int]
     text: str
     source: str
@@ -77,7 +96,7 @@ def rest_of_share(memory: GpuMemory) -> int:
 
 DEFAULT_POOL = PoolRule(
     share_name="",
-    busiest=lambda options, _total: (options.get("max_num_seqs") or 256, options.get("max_num_batched_tokens") or 8192),
+    busiest=lambda _started: (256, 8192),
     default_share=lambda _version, _total, _ranks: Fraction(9, 10),
     pool=rest_of_share,
     text="kvplan's own: the share of the driver's total, less weights, activations, graphs and framework.",

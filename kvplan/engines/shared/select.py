@@ -124,18 +124,31 @@ def choose_formats(
     """
     formats = available(engine, version)
     picked: dict[str, EngineFormat] = {}
+    # An engine with an option for K and one for V has both whatever the model keeps; a latent is stored as K is.
+    asks = present | {"k", "v"} if engine.apart else present
+    joint = None if engine.apart else _joint(formats, asked, native)
     for role in ROLES:
-        if role not in present:
+        if role not in asks:
             continue
-        text = asked.get(role) or (asked.get("kv") if role != "index" else None)
-        picked[role] = _find(engine, version, formats, role, text, native) if text else formats[0]
+        if joint is not None and role in ("k", "v"):
+            picked[role] = joint
+            continue
+        as_k = asked.get("k") if engine.apart and role == "latent" else None
+        text = asked.get(role) or as_k or (asked.get("kv") if role != "index" else None)
+        try:
+            picked[role] = _find(engine, version, formats, role, text, native) if text else formats[0]
+        except UnsupportedError:
+            # What is asked fits another tensor of the model only.
+            if role in present:
+                raise
     if "index" in picked and not asked.get("index"):
         # Index keys follow the format of the rows that they index.
         follows = picked.get("latent") or picked.get("k")
         picked["index"] = follows if follows is not None and follows.index else picked["index"]
     _check_joint(engine, picked, asked)
-    spelled = {role: native if getattr(f, role) == NATIVE else getattr(f, role) for role, f in picked.items()}
-    for role, f in picked.items():
+    stored = {role: f for role, f in picked.items() if role in present}
+    spelled = {role: native if getattr(f, role) == NATIVE else getattr(f, role) for role, f in stored.items()}
+    for role, f in stored.items():
         if not getattr(f, role):
             raise UsageError(
                 f"{engine.title} {version} has no {f.option} for the {role} of this model",
@@ -143,6 +156,14 @@ def choose_formats(
             )
     skips = dict.fromkeys(rule for f in picked.values() for rule in f.skips)
     return spelled, {role: f.option for role, f in picked.items()}, tuple(skips)
+
+
+def _joint(formats: list[EngineFormat], asked: Mapping[str, str | None], native: str) -> EngineFormat | None:
+    """The one format that stores K and V as they were asked for apart, such as a pair that a plan echoes; or None."""
+    if not asked.get("k") or not asked.get("v"):
+        return None
+    wanted = [_spelled(asked[role] or "", role) for role in ("k", "v")]
+    return next((f for f in formats if [_canonical(s, native) for s in (f.k, f.v)] == wanted), None)
 
 
 def _check_joint(engine: Engine, picked: dict[str, EngineFormat], asked: Mapping[str, str | None]) -> None:
@@ -172,10 +193,23 @@ def _find(engine: Engine, version: str, formats: list[EngineFormat], role: str, 
     for f in formats:
         if _canonical(getattr(f, role), native) == wanted:
             return f
-    rows = ", ".join(f"{f.option} ({getattr(f, role)})" for f in formats if getattr(f, role))
+    rows = ", ".join(f.option for f in formats if getattr(f, role))
+    meant = wanted if wanted == text else f"{text} ({wanted})"
+    others = [other.title for other in _who_stores(role, wanted) if other.name != engine.name]
+    elsewhere = f"{', '.join(others)} store it" if others else "no engine that kvplan knows stores it"
     raise UnsupportedError(
-        f"{engine.title} {version} stores no {role} as {wanted}", f"it has: {rows}; or plan without --engine"
+        f"{engine.title} {version} stores no {role} as {meant}",
+        f"it has: {rows}; {elsewhere}; or plan without --engine",
     )
+
+
+def _who_stores(role: str, wanted: str) -> list[Engine]:
+    """Every engine that has these rows for a tensor."""
+    # Imported here: the package imports engines, which import this module.
+    from kvplan.engines import engine_names, load_engine
+
+    every = [load_engine(name) for name in engine_names()]
+    return [e for e in every if any(_canonical(getattr(f, role), "") == wanted for f in e.formats)]
 
 
 def _spelled(text: str, role: str) -> str | None:
@@ -190,4 +224,5 @@ def _spelled(text: str, role: str) -> str | None:
 
 
 def _canonical(spelling: str, native: str) -> str:
-    return parse_any(native if spelling == NATIVE else spelling).spelling if spelling else ""
+    spelled = native if spelling == NATIVE else spelling
+    return parse_any(spelled).spelling if spelled else ""

@@ -40,6 +40,7 @@ class EngineFormat:
         since, until: first and last version that has it; empty: all covered ones.
         capabilities: inclusive ranges of CUDA compute capability that have it; empty: any.
         aliases: other values with the same rows.
+        launchable: whether the engine's command can choose it; False where another tool builds it.
         compute: in which type attention multiplies with it, in words.
         skips: rules for single layers that the engine adds by itself, as `--layers` takes them.
     """
@@ -58,6 +59,7 @@ class EngineFormat:
     capabilities: tuple[tuple[tuple[int, int], tuple[int, int]], ...] = ()
     aliases: tuple[str, ...] = ()
     compute: str = ""
+    launchable: bool = True
     skips: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -181,6 +183,9 @@ class EngineCache(ABC):
         return ()
 
 
+Tailor = Callable[["ModelSpec", str, Mapping[str, Any], tuple[int, int] | None], tuple[EngineFormat, ...]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Engine:
     """One engine.
@@ -197,6 +202,10 @@ class Engine:
         page_option: the option that `--page-size` sets; None: the engine has no page size to set.
         pool: how the engine sizes its pool on a GPU.
         launch: how it is started; None: kvplan writes no command for it.
+        tailor: the formats as this model, version, options and CUDA compute capability (None: not known) have them, the
+            default first, where one option stands for different rows; None: `formats` as they are.
+        respell: from (spelling by role, the engine's option by role, engine options) to spellings, where other options
+            than the cache dtype change what a row looks like, such as a group size.
     """
 
     name: str
@@ -211,3 +220,5 @@ class Engine:
     page_option: str | None = None
     pool: PoolRule = DEFAULT_POOL
     launch: LaunchSpec | None = None
+    tailor: Tailor | None = None
+    respell: Callable[[Mapping[str, str], Mapping[str, str], Mapping[str, Any]], dict[str, str]] | None = None

@@ -14,6 +14,7 @@ CONTEXT_NAMES = (
     "model_max_length",
     "max_target_positions",
     "n_ctx",
+    "context_length",
 )
 UNSTATED = 2**20
 DTYPES = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvplan.specs.importers.attention import (
     attention,
     full,
@@ -9,6 +11,7 @@ from kvplan.specs.importers.attention import (
     hidden_size,
     keep,
     kv_heads,
+    plain_attention,
     q_heads,
     traits,
     window,
@@ -48,6 +51,30 @@ def rg_lru(cfg: Fields, layer: int) -> tuple[Part, ...]:
     width = cfg.whole("lru_width", high=WIDTH, null=_hidden_instead(cfg), absent=_hidden_instead(cfg))
     kernel = cfg.whole("conv1d_width", high=KERNEL)
     return (state(cfg, "rglru", {"type": "rglru", "width": width, "conv_kernel": kernel}),)
+
+
+def cca(cfg: Fields, layer: int) -> tuple[Part, ...]:
+    """Zaya: attention whose queries and keys pass two convolutions, and whose values come half from the last token."""
+    return _with_cca(cfg, plain_attention(cfg, "full"))
+
+
+def cca_sliding(cfg: Fields, layer: int) -> tuple[Part, ...]:
+    """The same over a window."""
+    rows = window(cfg)
+    return _with_cca(cfg, plain_attention(cfg, "sliding", keep(rows)) if rows else plain_attention(cfg, "full"))
+
+
+def _with_cca(cfg: Fields, part: Part) -> tuple[Part, ...]:
+    heads, kv, dim = part.body["q_heads"], part.body["kv_heads"], part.body["head_dim"]
+    if kv * dim % 2:
+        cfg.refuse("head_dim", f"{int(kv)} x {int(dim)} value channels have no half")
+    channels = derived((heads + kv) * dim, heads, kv, dim, rule=f"({heads.source} + {kv.source}) x {dim.source}")
+    values = derived(kv * dim // 2, kv, dim, rule=f"half of {kv.source} x {dim.source}")
+    first, second = (cfg.whole(f"cca_time{i}", high=KERNEL) for i in (0, 1))
+    kernel = derived(first + second - 1, first, second, rule=f"{first.source} + {second.source} - 1")
+    made = state(cfg, "cca", {"type": "cca", "channels": channels, "values": values, "conv_kernel": kernel})
+    # The delayed values are rows of the model, not an accumulated state.
+    return part, replace(made, body={**made.body, "dtype": {"recurrent": "model", "conv": "model"}})
 
 
 def block_words(cfg: Fields, layers: int) -> Words:

@@ -29,7 +29,15 @@ def import_gguf(path: Path) -> Imported:
         InputError: the `gguf` package is missing; the file is no little-endian GGUF, truncated, or lacks a part; its
             architecture is unknown; or a key is missing or impossible, by its name.
     """
-    header = read_header(path)
+    return import_header(read_header(path))
+
+
+def import_header(header: GgufHeader) -> Imported:
+    """The spec of a header that was read already; without tensors the spec has no weights.
+
+    Raises:
+        InputError: the architecture is unknown; or a key is missing or impossible, by its name.
+    """
     cfg = _fields(header)
     family = GGUF_FAMILIES[cfg.model_type]
     layers, extra = _layers(cfg)

@@ -36,7 +36,12 @@ def latent(cfg: Fields, layer: int) -> tuple[Part, ...]:
     rank = here.whole("attention.kv_lora_rank", high=HEAD_DIM)
     rope = here.whole("rope.dimension_count", low=0, high=HEAD_DIM)
     width: Any = {"nope": rank, "rope": rope} if rope else rank
-    own = Part("latent", {"kind": "latent", "q_heads": _heads(cfg, layer), "width": width})
+    body: dict[str, Any] = {"kind": "latent", "q_heads": _heads(cfg, layer), "width": width}
+    if here.has("attention.value_length_mla"):
+        lengths = ("attention.key_length_mla", "attention.value_length_mla")
+        k, v = (here.whole(name, high=HEAD_DIM) for name in lengths)
+        body["expanded"] = {"k": k, "v": v}
+    own = Part("latent", body)
     # Without tensor infos (a header made by hand) every layer is taken to have an indexer.
     if not here.has("attention.indexer.key_length") or (here.tensors and not here.any_tensor(layer, "indexer")):
         return (own,)

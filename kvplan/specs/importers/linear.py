@@ -98,6 +98,17 @@ def rwkv7(cfg: Fields, layer: int) -> tuple[Part, ...]:
     return (state(cfg, "rwkv7", {"type": "rwkv7", "hidden": hidden, "head_dim": dim}),)
 
 
+def rwkv4(cfg: Fields, layer: int) -> tuple[Part, ...]:
+    """RWKV-4: five vectors per layer."""
+    hidden = hidden_size(cfg)
+
+    def same() -> Figure:
+        return derived(hidden, hidden, rule=hidden.source, instead=True)
+
+    attention = cfg.whole("attention_hidden_size", high=WIDTH, null=same, absent=same)
+    return (state(cfg, "rwkv4", {"type": "rwkv4", "hidden": hidden, "attention": attention}),)
+
+
 def kimi_words(cfg: Fields, layers: int) -> Words:
     """Kimi lists both kinds of layers, counted from one."""
     given = cfg.child("linear_attn_config")

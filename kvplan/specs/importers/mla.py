@@ -8,7 +8,7 @@ from typing import Any
 from kvplan.specs.importers.attention import full, q_heads
 from kvplan.specs.importers.family import FULL, INDEXED, Part, Words, fitted
 from kvplan.specs.importers.fields import Fields
-from kvplan.specs.importers.figure import HEAD_DIM, HEADS, LAYERS, TOKENS, Figure
+from kvplan.specs.importers.figure import HEAD_DIM, HEADS, LAYERS, TOKENS, Figure, derived
 from kvplan.specs.importers.result import How
 
 WITHOUT_ROPE = frozenset(["glm5_next_text"])
@@ -35,7 +35,16 @@ def latent_part(cfg: Fields, name: str) -> Part:
     rope = cfg.whole("qk_rope_head_dim", low=low, high=HEAD_DIM, default=False)
     width: Any = {"nope": rank, "rope": rope} if rope else rank
     heads = q_heads(cfg)
-    return Part(name, {"kind": "latent", "q_heads": heads, "width": width})
+    return Part(name, {"kind": "latent", "q_heads": heads, "width": width, **_expanded(cfg, rope)})
+
+
+def _expanded(cfg: Fields, rope: Figure) -> dict[str, Any]:
+    """Keys and values of a head before compression, where the config has both: some engines cache these."""
+    if not cfg.has("qk_nope_head_dim") or not cfg.has("v_head_dim"):
+        return {}
+    nope = cfg.whole("qk_nope_head_dim", high=HEAD_DIM)
+    k = derived(nope + rope, nope, rope, rule=f"{nope.source} + {rope.source}")
+    return {"expanded": {"k": k, "v": cfg.whole("v_head_dim", high=HEAD_DIM)}}
 
 
 def indexed_latent(cfg: Fields, layer: int) -> tuple[Part, ...]:

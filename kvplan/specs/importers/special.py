@@ -148,7 +148,7 @@ def _listed_heads(cfg: Fields, layer: int) -> Figure | None:
 def jetmoe(cfg: Fields, layer: int) -> tuple[Part, ...]:
     """JetMoE: each of a token's experts brings one query head per KV head."""
     kv = cfg.whole("num_key_value_heads", high=HEADS)
-    experts = cfg.whole("num_experts_per_tok", high=HEADS, default=False)
+    experts = cfg.whole("num_experts_per_tok", high=HEADS)
     heads = derived(kv * experts, kv, experts, rule=f"{kv.source} x {experts.source}")
     return (attention("full", heads, kv, head_dim(cfg, heads)),)
 

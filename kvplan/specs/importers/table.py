@@ -211,6 +211,7 @@ _SINGLE: dict[str, Family] = {
         renames={FULL: INDEXED},
     ),
     "recurrent_gemma": Family(conv.block_words, {SLIDING: attention.sliding, LINEAR: conv.rg_lru}, lists=()),
+    "rwkv": Family(rules.constant(LINEAR), {LINEAR: linear.rwkv4}),
     "rwkv7": Family(rules.constant(LINEAR), {LINEAR: linear.rwkv7}),
     "smollm3": Family(rules.rope_free_window, _WINDOWED),
     "step3_text": _all(special.step3),
@@ -224,6 +225,7 @@ _SINGLE: dict[str, Family] = {
         {LINEAR: mamba.mamba2, HYBRID: mamba.mamba2_and_attention},
         lists=("layers_block_type",),
     ),
+    "zaya": Family(rules.constant(HYBRID), {HYBRID: conv.cca, "hybrid_sliding": conv.cca_sliding}),
 }
 
 FAMILIES: dict[str, Family] = {name: family for family, names in _BY_NAMES for name in names.split()} | _SINGLE
