@@ -26,7 +26,7 @@ WITH_KERNEL = (
     "fp8_e4m3", "fp8_e4m3:head", "fp8_e4m3:token", "fp8_e5m2", "fp8_e5m2:head", "fp8_e5m2:token,scale=bf16",
     "int4", "int4:token,asym", "int4:group/32,asym", "int4:group/16,scale=bf16", "int4:channel,asym",
     "int2:token,asym", "int2:group/32", "int2:head",
-    "fp4_e2m1", "mxfp4", "mxfp8", "nvfp4", "int4:token,asym,rot", "int3,rot", "int4:group/32,rot",
+    "mxfp4", "mxfp8", "nvfp4", "int4:token,asym,rot", "int3,rot",
 )  # fmt: skip
 REFERENCE_ONLY = (
     "int8:channel/16", "int8:channel/8,asym,recent=24", "int8:token,recent=8", "int8:group/32,asym,recent=5",

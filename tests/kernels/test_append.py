@@ -97,7 +97,7 @@ def test_codes_scales_and_counters_are_bit_exact(spelling: str, dtype: torch.dty
         ("int2:group/32,asym", "int8", (128, 256), 1),
         ("int4:group/16", "int2:group/16,asym", (80, 48), 1),
         ("nvfp4", "mxfp4", (80, 96), 3),
-        ("int3:group/16", "mxfp8", (112, 192), 1),
+        ("int3:group/16", "fp4_e2m1", (112, 192), 1),
         ("int3,rot", "fp4_e2m1:token,scale=e8m0,rot", (128, 32), 2),
         ("fp8_e4m3:group/16,scale=e4m3,pack=page", "int8:group/16,pack=page", (48, 80), 2),
     ],
@@ -165,7 +165,7 @@ def packed_fields(cache: Cache, role: str, tokens: int) -> dict[str, torch.Tenso
 
 
 @pytest.mark.parametrize(
-    "spelling", ["bf16", "int8,asym", "int8:group/32", "fp8_e4m3:head", "int2:token,asym", "nvfp4"]
+    "spelling", ["bf16", "int8,asym", "int8:group/32", "fp8_e4m3:head", "int2:token,asym", "mxfp8"]
 )
 @settings(max_examples=4, deadline=None)
 @given(chunks=st.lists(st.sampled_from([1, 2, 3, 7, 16, 17, 33]), min_size=2, max_size=5))

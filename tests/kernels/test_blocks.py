@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kvplan_kernels.attention.door import check_supported
 from kvplan_kernels.cache import allocate
 from kvplan_kernels.codecs.blocks import MAGNITUDES, e2m1_codes, e2m1_values
 from kvplan_kernels.codecs.grid import calibrate, decode, encode
+from kvplan_kernels.codecs.limits import check_kernel
 from kvplan_kernels.codecs.planar import pack_code, unpack, unpack_code
 from kvplan_kernels.codecs.rotation import rotate, rotate_back, rotate_reference, signs
 from kvplan_kernels.store.append import append
 from kvplan_kernels.testing import DEVICE, layout_of
+
+from kvplan.errors import UnsupportedError
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy warns where infinities are rotated
 
@@ -102,6 +106,13 @@ def test_the_rotation_is_orthogonal_and_the_same_in_the_kernel(dim: int) -> None
     strided = x.transpose(1, 2)
     assert torch.equal(rotate(strided), rotate_reference(strided))
     assert torch.equal(rotate(y, back=True), rotate_back(y))
+
+
+def test_a_head_dim_that_has_no_hadamard_matrix_is_refused() -> None:
+    layout = layout_of("int4,rot", dims=(96, 96))
+    for door in (check_kernel, check_supported):
+        with pytest.raises(UnsupportedError, match="int4"):
+            door(layout)
 
 
 def test_nothing_that_is_rotated_becomes_not_a_number() -> None:

@@ -24,7 +24,7 @@ _UNIT_LOG2 = {
 
 def has_tiles(view: TensorView) -> bool:
     """Whether the kernels can read this tensor: its number is known here and its scales are of whole words of a row."""
-    if view.granularity == "channel" and view.group:
+    if (view.granularity == "channel" and view.group) or (view.rot and view.dim & (view.dim - 1)):
         return False
     return view.number in _UNIT_LOG2 and view.whole_words and view.group * view.bits % 16 == 0
 

@@ -26,11 +26,6 @@ LIMIT = tl.constexpr(2.0**100)
 TILE_CHANNELS = 4096
 
 
-def can_rotate(dim: int) -> bool:
-    """Whether a Hadamard matrix of this size is known here: powers of two."""
-    return dim > 0 and dim & (dim - 1) == 0
-
-
 def signs(dim: int, device: torch.device | str = "cpu") -> Tensor:
     """+1 or -1 per channel, fp32 `(dim,)`."""
     h = torch.arange(1, dim + 1, dtype=torch.int64, device=device)
