@@ -89,9 +89,4 @@ def check_kernel(layout: Layout) -> None:
         UnsupportedError: naming the format.
     """
     for role in ("k", "v"):
-        tensor = layout.tensor(role)
         grid_of(layout.view(role))
-        if tensor.recent or (tensor.granularity == "channel" and tensor.group):
-            raise UnsupportedError(
-                f"format {tensor.spelling} has no write kernel yet", "formats without recent= and channel/N have one"
-            )
