@@ -30,7 +30,7 @@ WITHOUT_RESIDUAL = (
 WITH_RESIDUAL = (
     "int8:channel/16", "int8:channel/8,asym,recent=24", "int8:token,recent=8", "int8:group/32,asym,recent=5",
     "int8:token,recent=8,flush=whole", "fp8_e4m3:token,recent=3", "fp8_e5m2:channel/16,scale=fp32",
-    "int4:channel/16,asym,recent=16", "int2:channel/12,scale=bf16,recent=36", "int2:group/32,asym,recent=5",
+    "int4:channel/16,asym,recent=16", "int2:channel/24,scale=bf16,recent=24", "int2:group/32,asym,recent=5",
     "int4:token,recent=21",
 )  # fmt: skip
 WITH_KERNEL = WITHOUT_RESIDUAL + WITH_RESIDUAL
