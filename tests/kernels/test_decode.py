@@ -19,6 +19,7 @@ from kvplan.errors import UnsupportedError
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMALL = DecodeConfig(block_tokens=32, num_warps=1, num_stages=3, ctas_per_sm=1)
+VALUES = layout_of("int8").view("v")
 LENGTHS = [0, 1, 31, 32, 33, 129, 128]
 
 
@@ -176,7 +177,7 @@ def test_not_a_number_in_a_stored_row_poisons_its_head_only() -> None:
 def test_tile_starts_sum_over_more_requests_than_one_block() -> None:
     lengths = torch.randint(0, 300, (300,), dtype=torch.int32, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     tiles = (lengths + 31) // 32
-    assert torch.equal(tile_starts(lengths, 32)[1:], tiles.cumsum(0).int()) and tile_starts(lengths, 32)[0] == 0
+    assert torch.equal(tile_starts(lengths, 32, VALUES)[1:], tiles.cumsum(0).int()) and tile_starts(lengths, 32, VALUES)[0] == 0
 
 
 def test_many_requests_share_few_programs() -> None:
@@ -190,7 +191,7 @@ def test_workspace_is_exactly_what_is_declared_and_can_be_reused() -> None:
     q = query(cache, 4)
     workspace = make_workspace(q, cache, SMALL)
     assert workspace.nbytes == workspace_bytes(SMALL.num_programs(q.device), 2, 2, 4, 64)
-    work = tile_starts(cache.lengths, SMALL.block_tokens)
+    work = tile_starts(cache.lengths, SMALL.block_tokens, cache.layout.view("v"))
     first = decode(q, cache, config=SMALL, workspace=workspace, work=work)
     workspace.buffer.fill_(0xFF)
     assert torch.equal(first, decode(q, cache, config=SMALL, workspace=workspace, work=work))

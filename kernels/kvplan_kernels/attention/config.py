@@ -104,6 +104,12 @@ def default_config(layout: Layout, page_size: int, group: int) -> DecodeConfig:
     return replace(config, block_tokens=tokens, num_warps=warps, ctas_per_sm=ctas)
 
 
+def part_tokens(layout: Layout, block_tokens: int) -> int:
+    """Tokens of a tile that share every scale: all of them, or with channel/N as many as one group has in the tile."""
+    groups = [v.group for v in map(layout.view, ("k", "v")) if v.by_channel]
+    return gcd(block_tokens, *groups)
+
+
 def padded_words(words: int) -> int:
     """16-bit words of a row in the tile: a power of two, at least one matrix step."""
     return max(16, 1 << (words - 1).bit_length())

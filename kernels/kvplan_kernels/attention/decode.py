@@ -13,16 +13,27 @@ import triton
 import triton.language as tl
 
 from kvplan.formats.layout import Layout
+from kvplan_kernels.attention.by_channel import spread_query
 from kvplan_kernels.attention.combine import combine
-from kvplan_kernels.attention.config import DecodeConfig, default_config, padded_words
+from kvplan_kernels.attention.config import DecodeConfig, default_config, padded_words, part_tokens
 from kvplan_kernels.attention.door import check_memory, check_query, check_supported
 from kvplan_kernels.attention.load import load_query, shift_queries, word_offsets
-from kvplan_kernels.attention.tile import NO_SCORE, attend, finish_output, zero_planes
-from kvplan_kernels.attention.work import SCAN, busy_programs, find_request, tile_starts
+from kvplan_kernels.attention.recent import load_plain_query
+from kvplan_kernels.attention.tile import NO_SCORE, attend, attend_recent, finish_output, natural_planes, zero_planes
+from kvplan_kernels.attention.work import (
+    RECENT_TOKENS,
+    SCAN,
+    busy_programs,
+    count_tiles,
+    find_request,
+    packed_tiles,
+    tile_starts,
+)
 from kvplan_kernels.attention.workspace import Workspace
 from kvplan_kernels.cache import Cache
 from kvplan_kernels.codecs.grid_tiles import channels, unit_log2
 from kvplan_kernels.codecs.planar_tiles import output_plane
+from kvplan_kernels.codecs.split import packed_tokens
 from kvplan_kernels.dialect import LEAST_COLUMNS, has_dependent_launch, loop_bound
 
 LOG2_E = 1.4426950408889634
@@ -38,6 +49,8 @@ def decode_kernel(
     K_SCALE,
     V_SCALE,
     V_ZERO,
+    K_RING,
+    V_RING,
     PART_OUT,
     PART_LSE,
     PAGE_TABLE,
@@ -53,11 +66,14 @@ def decode_kernel(
     HEADS: tl.constexpr,
     PAGE: tl.constexpr,
     BN: tl.constexpr,
+    PART: tl.constexpr,
     KW: tl.constexpr,
     VW: tl.constexpr,
     K_UNIT: tl.constexpr,
     V_UNIT: tl.constexpr,
     ONE_META: tl.constexpr,
+    EARLY_KEYS: tl.constexpr,
+    LATE_KEYS: tl.constexpr,
     NATIVE_FP8: tl.constexpr,
     STAGES: tl.constexpr,
     SCAN: tl.constexpr,
@@ -65,8 +81,8 @@ def decode_kernel(
 ):
     """One program: its range of the work list, one (request, KV head) segment after the other.
 
-    Q `[B, HKV * G, K.dim]`; *_WORDS `[pages, HKV, PAGE, words]`; *_META int32 view of `[pages, HKV, PAGE, items]`;
-    *_SCALE, V_ZERO `[HKV or 1, items]`; PART_OUT `[slots, G, V.dim]`, PART_LSE `[slots, G]`; PAGE_TABLE
+    Q `[B, HKV * G, K.dim]`; *_WORDS `[pages, HKV, PAGE, words]`; *_META int32 view of `[pages, HKV, slots, items]`;
+    *_SCALE, V_ZERO `[HKV or 1, items]`; *_RING `[B, HKV, capacity, dim]`; PART_OUT `[slots, G, V.dim]`, PART_LSE `[slots, G]`; PAGE_TABLE
     `[B, max_pages]`; TILE_STARTS `[B + 1]`. `sm_scale` includes log2(e). KW, VW: words of a stripe, padded.
     """
     # One pointer for one plane, so that loads of the same words are merged.
@@ -75,29 +91,35 @@ def decode_kernel(
     V_PLANES: tl.constexpr = V.fields_per_word
     V_STRIPES: tl.constexpr = V.stripes
     K_GROUPS: tl.constexpr = K.groups
+    WAITING: tl.constexpr = K.recent + V.recent > 0
     i_program = tl.program_id(0)
     total = tl.load(TILE_STARTS + num_requests).to(tl.int64) * HKV
     programs = busy_programs(total)
     at = i_program * total // tl.maximum(programs, 1)
     end = tl.where(i_program < programs, (i_program + 1) * total // tl.maximum(programs, 1), at)
     o_head = tl.arange(0, HEADS)
-    o_token = tl.arange(0, BN)
+    o_token = tl.arange(0, PART)
     o_kw = tl.arange(0, KW)
     o_vw = tl.arange(0, VW)
-    o_k = word_offsets(K, KW, BN)
-    o_v = word_offsets(V, VW, BN)
+    o_k = word_offsets(K, KW, PART)
+    o_v = word_offsets(V, VW, PART)
     while at < end:
         i_request = find_request(TILE_STARTS, num_requests, (at // HKV).to(tl.int32), SCAN)
         length = tl.load(LENGTHS + i_request)
-        tiles = (length + BN - 1) // BN
+        k_end = packed_tokens(length, K)
+        v_end = packed_tokens(length, V)
+        tiles = count_tiles(length, BN, V)
         inside = (at - tl.load(TILE_STARTS + i_request).to(tl.int64) * HKV).to(tl.int32)
         i_head = inside // tiles
         first = inside % tiles
         last = tl.minimum(tiles, first + (end - at).to(tl.int32))
-        full = tl.minimum(last, length // BN)
+        # Tiles [first, full) are whole, [full, packed) have an end in them, [packed, last) hold values that wait.
+        packed = tl.minimum(last, packed_tiles(length, BN, V)) if V.recent else last
+        full = tl.minimum(packed, tl.minimum(k_end, v_end) // BN)
         i_pair = i_request.to(tl.int64) * HKV + i_head
         p_table = PAGE_TABLE + i_request.to(tl.int64) * max_pages
-        q, b_qsum, b_unit = load_query(Q + i_pair * (G * K.dim), K_SCALE, i_head, K_WORDS, o_kw, o_head, K, G)
+        p_query = Q + i_pair * (G * K.dim)
+        q, b_qsum, b_unit = load_query(p_query, K_SCALE, i_head, K_WORDS, o_kw, o_head, K, G)
         k_factor = sm_scale * b_unit * (2.0**-K_UNIT)
         q_sum = ()
         if K.meta_dot:
@@ -105,23 +127,51 @@ def decode_kernel(
         else:
             for g in tl.static_range(K_GROUPS):
                 q_sum = q_sum + (b_qsum[g] * sm_scale,)
+        if K.by_channel:
+            q = spread_query(q, K)
         m = tl.full([HEADS], NO_SCORE, tl.float32)
         l = tl.zeros([8, HEADS], tl.float32)
         acc = zero_planes(VW, HEADS, V_STRIPES * V_PLANES)
         # A page is looked up one tile ahead: its latency would otherwise cost the pipeline a stage.
-        i_page = tl.load(p_table + first * BN // PAGE)
+        if WAITING:
+            i_page = tl.load(p_table + first * BN // PAGE, mask=first < full, other=0)
+        else:
+            i_page = tl.load(p_table + first * BN // PAGE)
+        q_plain, plain_factor = 0, 0
         for i_tile in tl.range(loop_bound(first), loop_bound(full), num_stages=STAGES):
-            i_next = tl.load(p_table + tl.minimum(i_tile + 1, last - 1) * BN // PAGE)
+            i_next = tl.load(p_table + tl.minimum(i_tile + 1, packed - 1) * BN // PAGE)
             m, l, acc = attend(
-                i_tile, m, l, acc, q, q_sum, k_factor, K_WORDS, V_WORDS, K_META, V_META, i_page, i_head, length,
-                o_k, o_v, o_kw, o_vw, o_token, K, V, HKV, PAGE, BN, K_UNIT, V_UNIT, NATIVE_FP8, False,
+                i_tile, m, l, acc, q, q_sum, k_factor, q_plain, plain_factor, K_WORDS, V_WORDS, K_META, V_META, K_RING,
+                i_page, i_pair, i_head, k_end, v_end, o_k, o_v, o_kw, o_vw, o_token, K, V, HKV,
+                PAGE, BN, K_UNIT, V_UNIT, NATIVE_FP8, LATE_KEYS, False,
             )  # fmt: skip
             i_page = i_next
-        if last > full:
-            m, l, acc = attend(
-                full, m, l, acc, q, q_sum, k_factor, K_WORDS, V_WORDS, K_META, V_META, i_page, i_head, length,
-                o_k, o_v, o_kw, o_vw, o_token, K, V, HKV, PAGE, BN, K_UNIT, V_UNIT, NATIVE_FP8, True,
-            )  # fmt: skip
+        if K.recent:
+            q_plain, plain_factor = load_plain_query(p_query, K_RING, o_head, sm_scale, K, G)
+        if WAITING:
+            for i_tile in range(loop_bound(tl.maximum(first, full)), loop_bound(packed)):
+                i_page = tl.load(p_table + i_tile * BN // PAGE)
+                m, l, acc = attend(
+                    i_tile, m, l, acc, q, q_sum, k_factor, q_plain, plain_factor, K_WORDS, V_WORDS, K_META, V_META,
+                    K_RING, i_page, i_pair, i_head, k_end, v_end, o_k, o_v, o_kw, o_vw, o_token, K, V, HKV,
+                    PAGE, BN, K_UNIT, V_UNIT, NATIVE_FP8, LATE_KEYS, True,
+                )  # fmt: skip
+        else:
+            if last > full:
+                m, l, acc = attend(
+                    full, m, l, acc, q, q_sum, k_factor, q_plain, plain_factor, K_WORDS, V_WORDS, K_META, V_META,
+                    K_RING, i_page, i_pair, i_head, k_end, v_end, o_k, o_v, o_kw, o_vw, o_token, K, V, HKV,
+                    PAGE, BN, K_UNIT, V_UNIT, NATIVE_FP8, LATE_KEYS, True,
+                )  # fmt: skip
+        if V.recent:
+            acc = natural_planes(acc, V, V_UNIT)
+            for i_tile in range(loop_bound(tl.maximum(first, packed)), loop_bound(last)):
+                i_token = (v_end // RECENT_TOKENS + i_tile - packed_tiles(length, BN, V)) * RECENT_TOKENS
+                m, l, acc = attend_recent(
+                    i_token, m, l, acc, q, q_sum, k_factor, q_plain, plain_factor, K_WORDS, K_META, K_RING, V_RING,
+                    p_table, i_pair, i_head, k_end, v_end, length, o_kw, o_vw, K, V, HKV,
+                    PAGE, K_UNIT, NATIVE_FP8, EARLY_KEYS,
+                )  # fmt: skip
         slot = i_program + i_pair
         b_sum = tl.sum(l, 0)
         tl.store(PART_LSE + slot * G + o_head, m + tl.math.log2(b_sum), mask=o_head < G)
@@ -130,8 +180,11 @@ def decode_kernel(
         for i_stripe in tl.static_range(V_STRIPES):
             for j in tl.static_range(V_PLANES):
                 o_channel = channels(o_vw, i_stripe, j, V)
-                b_out = output_plane(acc, i_stripe * V_PLANES + j, j, V)
-                b_out = finish_output(b_out, b_inverse, V_SCALE, V_ZERO, i_head, o_channel, m_word, V, V_UNIT)
+                if V.recent:
+                    b_out = acc[i_stripe * V_PLANES + j] * b_inverse[None, :]
+                else:
+                    b_out = output_plane(acc, i_stripe * V_PLANES + j, j, V)
+                    b_out = finish_output(b_out, b_inverse, V_SCALE, V_ZERO, i_head, o_channel, m_word, V, V_UNIT)
                 p_out = PART_OUT + (slot * G + o_head[None, :]) * V.dim + o_channel[:, None]
                 tl.store(p_out, b_out, mask=(o_head < G)[None, :] & m_word[:, None])
         at += last - first
@@ -142,6 +195,7 @@ def decode_kernel(
 def decode_constants(layout: Layout, page_size: int, group: int, config: DecodeConfig, capability: int) -> dict:
     """Constexprs of `decode_kernel`; `capability` is 10 * major + minor (the interpreter uses 90)."""
     k, v = layout.view("k"), layout.view("v")
+    keys, values = layout.tensor("k"), layout.tensor("v")
     native = capability >= 89
     return {
         "K": k,
@@ -151,11 +205,15 @@ def decode_constants(layout: Layout, page_size: int, group: int, config: DecodeC
         "HEADS": max(LEAST_COLUMNS, triton.next_power_of_2(group)),
         "PAGE": page_size,
         "BN": config.block_tokens,
+        "PART": part_tokens(layout, config.block_tokens),
         "KW": padded_words(k.stripe_words),
         "VW": padded_words(v.stripe_words),
         "K_UNIT": unit_log2(k, native),
         "V_UNIT": unit_log2(v, native),
-        "ONE_META": k.has_row_scale and v.has_row_scale and layout.plane("k", "scale") is layout.plane("v", "scale"),
+        "ONE_META": k.meta_stride > 0 and v.meta_stride > 0 and layout.plane("k", "scale") is layout.plane("v", "scale"),
+        # Whether keys may be packed where values wait, and the other way round.
+        "EARLY_KEYS": not values.waits_at_most_like(keys),
+        "LATE_KEYS": not keys.waits_at_most_like(values),
         "NATIVE_FP8": native,
         "STAGES": config.num_stages,
         "SCAN": SCAN,
@@ -180,7 +238,8 @@ def decode(
         cache: K and V of one layer; `cache.lengths[b]` rows of request b are read, 0 gives zeros.
         sm_scale: factor on the logits, default Dk ** -0.5.
         out: `(B, HQ, Dv)`, fp16, bf16 or fp32; allocated in q's dtype if not given.
-        work: `tile_starts(cache.lengths, config.block_tokens)`, once per step for all layers; made here if not given.
+        work: `tile_starts(cache.lengths, config.block_tokens, layout.view("v"))`, once per step for all layers; made
+            here if not given.
         workspace: from `make_workspace`; allocated here if not given.
 
     Returns:
@@ -202,7 +261,7 @@ def decode(
     check_memory(cache, config, out, (requests, q.shape[1], v.dim), work, workspace)
     programs = config.num_programs(q.device)
     if work is None:
-        work = tile_starts(cache.lengths, config.block_tokens, workspace.tile_starts)
+        work = tile_starts(cache.lengths, config.block_tokens, v, workspace.tile_starts)
     constants = decode_constants(layout, cache.page_size, group, config, _capability(q.device))
     scale = (k.dim**-0.5 if sm_scale is None else sm_scale) * LOG2_E
     decode_kernel[(programs,)](
@@ -214,6 +273,8 @@ def decode(
         _or(cache.static("k"), q),
         _or(cache.static("v"), q),
         _or(cache.static("v", "zero"), q),
+        _or(cache.residual("k"), q),
+        _or(cache.residual("v"), q),
         workspace.part_out,
         workspace.part_lse,
         cache.page_table,

@@ -7,6 +7,7 @@ import torch
 from kvplan.errors import UnsupportedError
 from kvplan.formats.layout import Layout
 from kvplan_kernels.attention.config import DecodeConfig
+from kvplan_kernels.attention.work import RECENT_TOKENS
 from kvplan_kernels.attention.workspace import Workspace, num_slots
 from kvplan_kernels.cache import Cache
 from kvplan_kernels.codecs.grid_tiles import has_tiles
@@ -16,14 +17,20 @@ def check_supported(layout: Layout) -> None:
     """Refuse by name what the kernel cannot read yet.
 
     Raises:
-        UnsupportedError: groups over tokens, residuals, 32-bit rows, numbers without tile functions.
+        UnsupportedError: 32-bit rows, numbers without tile functions, groups of tokens that cut a matrix step.
     """
     for role in ("k", "v"):
         tensor, view = layout.tensor(role), layout.view(role)
-        if not has_tiles(view) or tensor.recent:
+        if not has_tiles(view):
             raise UnsupportedError(
                 f"{role} format {tensor.spelling} has no decode kernel yet",
-                "kernels read fp16, bf16, fp8, int8, int4 and int2 by tensor, head, channel, token or group/N",
+                "kernels read fp16, bf16, fp8, int8, int4 and int2 by tensor, head, channel, token, group/N or channel/N",
+            )
+        if view.by_channel and view.group % RECENT_TOKENS.value or view.recent_storage == "fp32":
+            raise UnsupportedError(
+                f"{role} format {tensor.spelling} has no decode kernel: a matrix step takes {RECENT_TOKENS.value} tokens "
+                "of one group, and recent rows of 16 bit",
+                "use channel/16, channel/32 or another multiple of 16, with a 16-bit model",
             )
 
 

@@ -17,8 +17,8 @@ from kvplan.formats.layout import Layout
 from kvplan_kernels.cache import Cache
 from kvplan_kernels.codecs.convert import decode_code, decode_field, round_to, to_fp32
 from kvplan_kernels.codecs.limits import check_kernel, grid_of
+from kvplan_kernels.codecs.split import packed_tokens
 from kvplan_kernels.store.door import code_bits
-from kvplan_kernels.store.ring import packed_tokens
 
 # Tokens per program.
 TILE_TOKENS = 32

@@ -13,6 +13,7 @@ import triton.language as tl
 
 from kvplan.formats.tensors import BoundTensor
 from kvplan.units import cdiv
+from kvplan_kernels.codecs.split import packed_tokens
 from kvplan_kernels.store.encode import copy_rows, write_group, write_rows
 
 # Values of a group that a program holds at once.
@@ -23,17 +24,6 @@ def units_to_pack(tensor: BoundTensor, new: int, tile: int) -> int:
     """Programs needed to pack what `new` rows may release: one per group of channel/N, else one per tile of tokens."""
     by_channel = tensor.granularity == "channel" and tensor.group
     return cdiv(tensor.most_packed(new), tensor.group if by_channel else tile)
-
-
-@triton.jit
-def packed_tokens(length, L: tl.constexpr):
-    """`BoundTensor.split(length)[0]`: tokens that are quantised when `length` are stored."""
-    if L.recent == 0:
-        return length
-    elif L.flush == "whole":
-        return length - length % L.recent
-    else:
-        return tl.maximum(length - L.recent, 0)
 
 
 @triton.jit
