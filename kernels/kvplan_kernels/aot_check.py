@@ -58,6 +58,7 @@ def decode_signature(layout: Layout) -> dict[str, str]:
 
     return {
         "Q": "*bf16", "K_WORDS": _POINTERS.get(k.number, "*i16"), "V_WORDS": _POINTERS.get(v.number, "*i16"),
+        "K_RING": _POINTERS[k.recent_storage or "bf16"], "V_RING": _POINTERS[v.recent_storage or "bf16"],
         "K_META": "*i32", "V_META": "*i32", "K_SCALE": static("k"), "V_SCALE": static("v"), "V_ZERO": static("v"),
         "PART_OUT": "*fp32", "PART_LSE": "*fp32", "PAGE_TABLE": "*i32", "LENGTHS": "*i32", "TILE_STARTS": "*i32",
         "sm_scale": "fp32", "num_requests": "i32", "max_pages": "i32",

@@ -142,6 +142,11 @@ class TensorView:
             return self.words
         return gcd(self.words, self.group) if self.planar else self.group * self.bits // 16
 
+    @property
+    def middle_field(self) -> int:
+        """log2 of the middle weight of a byte's fields, field i weighing `2**(bits * i)`."""
+        return self.bits * (self.fields_per_word // 2 - 1) // 2 if self.planar else 0
+
     # The group of field j of stripe i is (j * field_step + i * stripe_step) // group_width, for any format.
     @property
     def field_step(self) -> int:

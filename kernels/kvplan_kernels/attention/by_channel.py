@@ -3,6 +3,9 @@
 All tokens of a part share one scale and zero per channel. K's scales are multiplied into the query once per part, its
 zeros are one number per query head: both before the codes are read. V's sums over a part are multiplied by its scales
 and added to the output. Codes are never multiplied.
+
+Here query heads lie on the matrix unit's M axis: the product with the scales then stays in registers, and so do the
+probabilities on their way to the values.
 """
 
 import triton
@@ -12,58 +15,76 @@ from kvplan_kernels.codecs.grid_tiles import centre, channels
 from kvplan_kernels.codecs.planar_tiles import plane_weight
 from kvplan_kernels.dialect import INTERPRET, as_fp16, dot
 
-# Rows of the least matrix step.
-ROWS = tl.constexpr(16)
+# Columns of the least matrix step: one per part of a tile.
+COLUMNS = tl.constexpr(8)
 
 
 @triton.jit
-def load_channel_scales(META, row, o_word, exists, T: tl.constexpr, MASKED: tl.constexpr):
-    """(scales, zeros): per plane the items [words] of the group that holds `row`; zeros are empty without.
+def load_channel_scales(META, row, o_word, exists, AT: tl.constexpr, PAIRS: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr):
+    """Per plane the items [words] from AT on (scales or zeros) of the group that holds `row`, fp16 or fp32.
 
-    `META`: int32 words; with MASKED a group that does not exist reads 0.
+    `META`: int32 words, so that copies can be asynchronous; with MASKED a group that does not exist reads 0.
     """
     PLANES: tl.constexpr = T.fields_per_word
-    scales = ()
-    zeros = ()
-    p_slot = META
-    slot = row // T.group * T.meta_stride
+    PADDED: tl.constexpr = o_word.shape[0] != T.words
+    # Groups have an even number of items, so that each begins on a word.
+    p_slot = META + row // T.group * (T.meta_stride // (1 if T.meta_storage == "fp32" else 2))
+    found = ()
     for j in tl.static_range(PLANES):
-        o_item = channels(o_word, 0, j, T)
-        m_item = o_word < T.words
-        if MASKED:
-            m_item = m_item & exists
-        scales = scales + (load_items(p_slot, slot, T.scale_at + o_item, m_item, T, MASKED or o_word.shape[0] != T.words),)
-        if T.asym:
-            zeros = zeros + (
-                load_items(p_slot, slot, T.zero_at + o_item, m_item, T, MASKED or o_word.shape[0] != T.words),
-            )
-    return scales, zeros
+        if PAIRS:
+            # Neighbouring channels share a word, and in the matrix unit's operand a register.
+            o_pair = tl.arange(0, o_word.shape[0] // 2)
+            p_word = p_slot + (AT + j * T.words) // 2 + o_pair
+            word = load_words_of(p_word, 2 * o_pair, exists, PADDED, T, MASKED)
+            found = found + (tl.join(as_fp16(word), as_fp16(word >> 16)).reshape(o_word.shape[0]),)
+        else:
+            o_item = AT + channels(o_word, 0, j, T)
+            p_word = p_slot + (o_item if T.meta_storage == "fp32" else o_item // 2)
+            word = load_words_of(p_word, o_word, exists, PADDED, T, MASKED)
+            if T.meta_storage == "fp32":
+                found = found + (word.to(tl.float32, bitcast=True),)
+            elif T.meta_storage == "fp16":
+                found = found + (as_fp16(word >> (o_item % 2 * 16)),)
+            else:
+                found = found + ((word >> (o_item % 2 * 16) << 16).to(tl.float32, bitcast=True),)
+    return found
 
 
 @triton.jit
-def load_items(META, slot, o_item, m_item, T: tl.constexpr, MASKED: tl.constexpr):
-    """Metadata items `slot + o_item` as fp16 or fp32, read as 32-bit words so that the copy can be asynchronous."""
-    if T.meta_storage == "fp32":
-        p_word = META + slot + o_item
-    else:
-        p_word = META + (slot + o_item) // 2
+def load_words_of(p_word, o_word, exists, PADDED: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr):
+    """Words of metadata at `p_word`, for the words `o_word` of a row; padding reads 0."""
     if MASKED:
-        word = tl.load(p_word, mask=m_item, other=0)
+        return tl.load(p_word, mask=(o_word < T.words) & exists, other=0)
+    elif PADDED:
+        return tl.load(p_word, mask=o_word < T.words, other=0)
     else:
-        word = tl.load(p_word)
-    if T.meta_storage == "fp32":
-        return word.to(tl.float32, bitcast=True)
-    half = word >> ((slot + o_item) % 2 * 16).to(tl.int32)
-    if T.meta_storage == "fp16":
-        return as_fp16(half)
-    else:
-        return (half << 16).to(tl.float32, bitcast=True)
+        return tl.load(p_word)
 
 
 @triton.jit
-def query_shift(K: tl.constexpr):
-    """log2 of what query planes are multiplied by, so that the weights of the fields lie around 1."""
-    return K.bits * (K.fields_per_word // 2 - 1) // 2 if K.planar else 0
+def load_shifts(META, row, o_word, end, PART: tl.constexpr, T: tl.constexpr):
+    """Per plane what moves the codes of each part of the tile at `row`: zeros or scales [words, COLUMNS], fp16.
+
+    Parts that begin at row `end` or later, counted from the tile, read 0; a tile has at most COLUMNS parts.
+    """
+    PLANES: tl.constexpr = T.fields_per_word
+    o_column = tl.arange(0, COLUMNS)
+    slot = (row + o_column * PART) // T.group * T.meta_stride
+    m = (o_column * PART < end)[None, :] & (o_word < T.words)[:, None]
+    shifts = ()
+    if T.bits == 8 and T.meta_storage == "fp16":
+        # Both fields' items in one word.
+        word = tl.load(META + (slot[None, :] + T.shift_at) // 2 + o_word[:, None], mask=m, other=0)
+        shifts = (as_fp16(word), as_fp16(word >> 16))
+    else:
+        STORAGE: tl.constexpr = tl.float16 if T.meta_storage == "fp16" else (
+            tl.bfloat16 if T.meta_storage == "bf16" else tl.float32
+        )
+        p_part = META.to(tl.pointer_type(STORAGE)) + slot[None, :]
+        for j in tl.static_range(PLANES):
+            x = tl.load(p_part + (T.shift_at + channels(o_word, 0, j, T))[:, None], mask=m, other=0.0)
+            shifts = shifts + (x.to(tl.float16),)
+    return shifts
 
 
 @triton.jit
@@ -71,7 +92,7 @@ def spread_query(planes, K: tl.constexpr):
     """Query planes [words, HEADS] -> [HEADS, words], in the registers that a matrix step leaves its result in.
 
     There they can be multiplied by scales without an exchange between threads; a product with the identity gets them
-    there.
+    there. They are multiplied by 2**middle_field, so that the weights of the fields lie around 1.
     """
     PLANES: tl.constexpr = K.fields_per_word
     W: tl.constexpr = planes[0].shape[0]
@@ -79,56 +100,63 @@ def spread_query(planes, K: tl.constexpr):
     identity = (o_word[:, None] == o_word[None, :]).to(tl.float16)
     spread = ()
     for j in tl.static_range(PLANES):
-        x = (planes[j].to(tl.float32) * 2.0 ** query_shift(K)).to(tl.float16)
+        x = (planes[j].to(tl.float32) * 2.0**K.middle_field).to(tl.float16)
         x = dot(tl.trans(x), identity, tl.zeros([x.shape[1], W], tl.float32))
         spread = spread + (x.to(tl.float16),)
     return spread
 
 
 @triton.jit
-def scores_by_channel(k, q, k_factor, k_scales, k_zeros, PART: tl.constexpr, K: tl.constexpr, K_UNIT: tl.constexpr):
-    """Scores [PART, HEADS] in base 2 of planes `k` [words, PART] and `q` [HEADS, words] from `spread_query`."""
+def scores_by_channel(k, q, shift, k_factor, k_scales, PART: tl.constexpr, K: tl.constexpr):
+    """Scores [PART, HEADS] in base 2 of planes `k` [words, PART] and `q` [HEADS, words] from `spread_query`.
+
+    `shift` [HEADS]: from `zero_scores`.
+    """
     PLANES: tl.constexpr = K.fields_per_word
-    HEADS: tl.constexpr = q[0].shape[0]
-    s = tl.zeros([PART, HEADS], tl.float32)
+    s = tl.zeros([q[0].shape[0], PART], tl.float32)
     if K.is_int:
-        # Equal rows: the same number for each token of the part.
-        b_zero = zero_scores(q, k_scales, k_zeros, K) * 2.0**K_UNIT
-        s = tl.broadcast_to(b_zero[None, :, :], (PART // ROWS, ROWS, HEADS)).reshape(PART, HEADS)
+        s += shift[:, None]
     for j in tl.static_range(PLANES):
-        s = dot(tl.trans(k[j]), tl.trans(times(q[j], k_scales[j])), s)
-    return s * (k_factor * 0.5 ** query_shift(K))
+        s = dot(times(q[j], k_scales[j]), k[j], s)
+    return tl.trans(s * (k_factor * 0.5**K.middle_field))
 
 
 @triton.jit
-def zero_scores(q, k_scales, k_zeros, K: tl.constexpr):
-    """The zeros' part of the scores: [ROWS, HEADS], all rows equal."""
+def zero_scores(q, shifts, K: tl.constexpr, K_UNIT: tl.constexpr):
+    """The zeros' part of the scores of each part of a tile: [HEADS, COLUMNS], in units of codes."""
     PLANES: tl.constexpr = K.fields_per_word
     FIELDS: tl.constexpr = PLANES // 2 if K.planar else 1
-    W: tl.constexpr = q[0].shape[1]
-    total = tl.zeros([ROWS, q[0].shape[0]], tl.float32)
+    total = tl.zeros([q[0].shape[0], COLUMNS], tl.float32)
     for i in tl.static_range(FIELDS):
         # Fields from the last to the first: each weighs 2**bits more than the one before it.
         if i > 0:
             total = total * 2.0**K.bits
         for j in tl.static_range(PLANES):
             if j % FIELDS == FIELDS - 1 - i:
-                zero = k_zeros[j] if K.asym else k_scales[j]
-                rows = tl.broadcast_to(zero.to(tl.float16)[None, :], (ROWS, W))
-                total = dot(rows, tl.trans(q[j]), total)
-    return total if K.asym else total * -centre(K)
+                total = dot(q[j], shifts[j], total)
+    return total * (2.0**K_UNIT * (1.0 if K.asym else -centre(K)))
+
+
+@triton.jit
+def column(x, i: tl.constexpr):
+    """Column `i` of a tile [HEADS, COLUMNS]."""
+    return tl.sum(tl.where((tl.arange(0, COLUMNS) == i)[None, :], x, 0.0), 1)
 
 
 @triton.jit
 def times(x, scale):
-    """`x` [HEADS, W] fp16 times a scale per column [W] -> fp16."""
+    """`x` [HEADS, W] fp16 times a scale per column [W] -> fp16.
+
+    Not declared pure, though it is: the compiler then does not look for the origin of this operand, where it would
+    take the joined scales for a reason to give the matrix unit's operand another order.
+    """
     if scale.dtype == tl.float16 and not INTERPRET:
         return tl.inline_asm_elementwise(
             "mul.rn.f16x2 $0, $1, $2;",
             "=r,r,r",
             [x, tl.broadcast_to(scale[None, :], x.shape)],
             dtype=tl.float16,
-            is_pure=True,
+            is_pure=False,
             pack=2,
         )
     else:

@@ -149,7 +149,7 @@ def decode_kernel(
         if K.recent:
             q_plain, plain_factor = load_plain_query(p_query, K_RING, o_head, sm_scale, K, G)
         if WAITING:
-            for i_tile in range(loop_bound(tl.maximum(first, full)), loop_bound(packed)):
+            for i_tile in tl.range(loop_bound(tl.maximum(first, full)), loop_bound(packed), num_stages=1):
                 i_page = tl.load(p_table + i_tile * BN // PAGE)
                 m, l, acc = attend(
                     i_tile, m, l, acc, q, q_sum, k_factor, q_plain, plain_factor, K_WORDS, V_WORDS, K_META, V_META,
@@ -165,7 +165,7 @@ def decode_kernel(
                 )  # fmt: skip
         if V.recent:
             acc = natural_planes(acc, V, V_UNIT)
-            for i_tile in range(loop_bound(tl.maximum(first, packed)), loop_bound(last)):
+            for i_tile in tl.range(loop_bound(tl.maximum(first, packed)), loop_bound(last), num_stages=1):
                 i_token = (v_end // RECENT_TOKENS + i_tile - packed_tiles(length, BN, V)) * RECENT_TOKENS
                 m, l, acc = attend_recent(
                     i_token, m, l, acc, q, q_sum, k_factor, q_plain, plain_factor, K_WORDS, K_META, K_RING, V_RING,

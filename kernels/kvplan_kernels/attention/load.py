@@ -15,7 +15,7 @@ from kvplan_kernels.dialect import cast
 
 @triton.jit
 def load_meta_rows(META, row, o_token, m_token, T: tl.constexpr, MASKED: tl.constexpr):
-    """Metadata of the tile's rows, all items [BN, items padded], fp16; 0 where none is needed."""
+    """Metadata of the part's rows, all items [PART, items padded], fp16; 0 where none is needed."""
     if T.meta_dot:
         ITEMS: tl.constexpr = triton.next_power_of_2(T.meta_stride) if T.meta_stride > 16 else 16
         o_item = tl.arange(0, ITEMS)
@@ -89,10 +89,19 @@ def load_words(p_row, o_words, o_word, m_token, T: tl.constexpr, MASKED: tl.cons
 
 
 @triton.jit
-def load_scales(META, row, o_token, o_word, m_token, exists, T: tl.constexpr, MASKED: tl.constexpr):
-    """(scales, zeros) of the tile that begins at `row`: words of `load_row_meta`, or vectors of `load_channel_scales`."""
+def load_scales(
+    META, row, o_token, o_word, m_token, exists, SHIFTS: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr
+):  # fmt: skip
+    """(scales, zeros) of the tile that begins at `row`: words of `load_row_meta`, or vectors of `load_channel_scales`,
+    which leave out the zeros without SHIFTS.
+    """
     if T.by_channel:
-        return load_channel_scales(META, row, o_word, exists, T, MASKED)
+        PAIRS: tl.constexpr = not SHIFTS and T.planar and T.words == 16 and T.meta_storage == "fp16"
+        scales = load_channel_scales(META, row, o_word, exists, T.scale_at, PAIRS, T, MASKED)
+        zeros = ()
+        if SHIFTS and T.asym:
+            zeros = load_channel_scales(META, row, o_word, exists, T.zero_at, False, T, MASKED)
+        return scales, zeros
     else:
         return load_row_meta(META, row, o_token, m_token, T, MASKED)
 

@@ -7,7 +7,7 @@ plane of channels. Both K and V tiles are loaded as `[words, BN]`; other spellin
 import triton
 import triton.language as tl
 
-from kvplan_kernels.attention.by_channel import outputs_by_channel, scores_by_channel
+from kvplan_kernels.attention.by_channel import column, load_shifts, outputs_by_channel, scores_by_channel, zero_scores
 from kvplan_kernels.attention.load import load_meta_rows, load_scales, load_stripes, word_offsets
 from kvplan_kernels.attention.recent import recent_outputs, recent_scores
 from kvplan_kernels.attention.work import RECENT_TOKENS
@@ -42,18 +42,24 @@ def attend(
         m_k = o_token < k_end - i_token - i * PART
         m_v = o_token < v_end - i_token - i * PART
         k_words = load_stripes(K_WORDS + at * K.words, o_k, o_kw, m_k, K, MASKED)
-        k_scales, k_zeros = load_scales(K_META, at, o_token, o_kw, m_k, i_token + i * PART < k_end, K, MASKED)
+        k_scales, k_zeros = load_scales(
+            K_META, at, o_token, o_kw, m_k, i_token + i * PART < k_end, False, K, MASKED
+        )
         v_words = load_stripes(V_WORDS + at * V.words, o_v, o_vw, m_v, V, MASKED)
-        v_scales, v_zeros = load_scales(V_META, at, o_token, o_vw, m_v, i_token + i * PART < v_end, V, MASKED)
+        v_scales, v_zeros = load_scales(
+            V_META, at, o_token, o_vw, m_v, i_token + i * PART < v_end, True, V, MASKED
+        )
         k_meta = load_meta_rows(K_META, at, o_token, m_k, K, MASKED)
         v_meta = load_meta_rows(V_META, at, o_token, m_v, V, MASKED)
         loaded = loaded + ((m_k, m_v, k_words, k_scales, k_zeros, v_words, v_scales, v_zeros, k_meta, v_meta),)
+    if K.by_channel and K.is_int:
+        q_sum = zero_scores(q, load_shifts(K_META, row, o_kw, k_end - i_token, PART, K), K, K_UNIT)
     logits = ()
     m_new = m
     for i in tl.static_range(PARTS):
         part = loaded[i]
         k = unpack_stripes(part[2], K, NATIVE_FP8)
-        s = scores(k, q, q_sum, k_factor, part[3], part[4], part[8], o_token, K, K_UNIT)
+        s = scores(k, q, q_sum, k_factor, part[3], part[4], part[8], o_token, i, K)
         if MASKED:
             if LATE_KEYS:
                 o_late = i_token + i * PART + o_token
@@ -97,10 +103,12 @@ def attend_recent(
         words = load_stripes(
             K_WORDS + row * K.words, word_offsets(K, o_kw.shape[0], RECENT_TOKENS), o_kw, m_k, K, True
         )
-        k_scales, k_zeros = load_scales(K_META, row, o_token, o_kw, m_k, exists, K, True)
+        k_scales, k_zeros = load_scales(K_META, row, o_token, o_kw, m_k, exists, False, K, True)
+        if K.by_channel and K.is_int:
+            q_sum = zero_scores(q, load_shifts(K_META, row, o_kw, k_end - i_token, RECENT_TOKENS, K), K, K_UNIT)
         k_meta = load_meta_rows(K_META, row, o_token, m_k, K, True)
         k = unpack_stripes(words, K, NATIVE_FP8)
-        early = scores(k, q, q_sum, k_factor, k_scales, k_zeros, k_meta, o_token, K, K_UNIT)
+        early = scores(k, q, q_sum, k_factor, k_scales, k_zeros, k_meta, o_token, 0, K)
         if K.recent:
             s = tl.where((o_row < k_end)[:, None], early, s)
         else:
@@ -114,14 +122,16 @@ def attend_recent(
 
 
 @triton.jit
-def scores(k, q, q_sum, k_factor, k_scales, k_zeros, k_meta, o_token, K: tl.constexpr, K_UNIT: tl.constexpr):
+def scores(k, q, q_sum, k_factor, k_scales, k_zeros, k_meta, o_token, i: tl.constexpr, K: tl.constexpr):
     """Scores [BN, HEADS] in base 2, group by group of channels that share a scale.
 
-    `q_sum`: per group, [HEADS], or with `meta_dot` what `shift_queries` returns; `k_scales`, `k_zeros`: per group, [BN]
-    words of metadata, or with channel/N per plane what `load_channel_scales` returns.
+    `q_sum`: per group, [HEADS], or with `meta_dot` what `shift_queries` returns, or with channel/N of the tile what
+    `zero_scores` returns, of which this is part `i`; `k_scales`, `k_zeros`: per group, [PART] words of metadata, or with
+    channel/N per plane what `load_channel_scales` returns.
     """
     if K.by_channel:
-        return scores_by_channel(k, q, k_factor, k_scales, k_zeros, o_token.shape[0], K, K_UNIT)
+        shift = column(q_sum, i) if K.is_int else 0
+        return scores_by_channel(k, q, shift, k_factor, k_scales, o_token.shape[0], K)
     else:
         return scores_by_row(k, q, q_sum, k_factor, k_scales, k_zeros, k_meta, o_token, K)
 
