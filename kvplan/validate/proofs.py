@@ -59,9 +59,14 @@ def prove(small: Small) -> tuple[Check, ...]:
     """All proofs of one format, in order of depth."""
     _, kernel = kernel_check("kernel on a small shuffled cache", small.tensors.q, small.cache, small.sm_scale)
     checks = [_codes(small), kernel]
-    if small.cache.layout.view("k").quantised:
+    layout, length = small.cache.layout, int(small.cache.lengths[0])
+    if layout.view("k").quantised and layout.tensor("k").split(length)[0]:
         checks.append(_doubled_scales(small))
-    checks.append(_flipped_code(small))
+    packed, waiting = layout.tensor("v").split(length)
+    if packed:
+        checks.append(_flipped_code(small, packed))
+    if waiting:
+        checks.append(_flipped_row(small, packed))
     return tuple(checks)
 
 
@@ -109,7 +114,7 @@ def _doubled_scales(small: Small) -> Check:
         plane.mul_(2)
     else:
         view = changed.layout.view("k")
-        plane[..., view.scale_at : view.scale_at + view.groups] *= 2
+        plane[..., view.scale_at : view.scale_at + view.scale_items] *= 2
     error = relative_error(_run(small, changed), _reference(small, changed))
     moved = relative_error(_reference(small, changed), _reference(small, small.cache))
     passed = KERNEL.accepts(error) and moved.relative > 10 * KERNEL.relative
@@ -117,10 +122,10 @@ def _doubled_scales(small: Small) -> Check:
     return Check(name="doubled K scales obeyed", passed=passed, detail=detail)
 
 
-def _flipped_code(small: Small) -> Check:
+def _flipped_code(small: Small, packed: int) -> Check:
     """One V code with its top bit flipped must change the output exactly as the reference says."""
     changed = small.cache.clone()
-    token, channel = _heavy_value(small)
+    token, channel = _heavy_value(small, 0, packed)
     page = int(changed.page_table[0, token // changed.page_size])
     row = changed.codes("v")[page, 0, token % changed.page_size]
     view = changed.layout.view("v")
@@ -129,19 +134,34 @@ def _flipped_code(small: Small) -> Check:
     else:
         bits = row.view(torch.int16 if row.element_size() == 2 else torch.int8)
         bits[channel] ^= torch.iinfo(bits.dtype).min
+    return _obeyed(small, changed, channel, "one flipped V code obeyed")
+
+
+def _flipped_row(small: Small, packed: int) -> Check:
+    """One value of a V row that waits in the residual, with its sign flipped, must do so as well."""
+    changed = small.cache.clone()
+    token, channel = _heavy_value(small, packed)
+    ring = changed.residual("v")
+    assert ring is not None
+    ring[0, 0, token % ring.shape[2], channel] *= -1
+    return _obeyed(small, changed, channel, "one flipped recent V value obeyed")
+
+
+def _obeyed(small: Small, changed: Cache, channel: int, name: str) -> Check:
+    """The kernel's outputs of head 0 move in that channel as the reference's do."""
     group = small.tensors.q.shape[1] // changed.layout.heads
     got = (_run(small, changed) - _run(small, small.cache))[0, :group, channel]
     want = (_reference(small, changed) - _reference(small, small.cache))[0, :group, channel]
     error = relative_error(got, want)
     passed = error.relative < FLIP_TOLERANCE and float(want.abs().max()) > 0
     detail = f"output moved by {float(want.abs().max()):.1e}, the move is right to {error.relative:.1e}"
-    return Check(name="one flipped V code obeyed", passed=passed, detail=detail)
+    return Check(name=name, passed=passed, detail=detail)
 
 
-def _heavy_value(small: Small) -> tuple[int, int]:
-    """(token, channel) of request 0, head 0 whose sign flip moves the output most."""
+def _heavy_value(small: Small, start: int, stop: int | None = None) -> tuple[int, int]:
+    """(token, channel) of request 0, head 0 whose sign flip moves the output most, of the tokens [start, stop)."""
     group = small.tensors.q.shape[1] // small.cache.layout.heads
     k, v = (read_reference(small.cache, role, 0)[0].double() for role in ("k", "v"))
     p = torch.softmax(small.tensors.q[0, :group].double() @ k.T * small.sm_scale, -1).amax(0)
-    flat = int((p[:, None] * v.abs()).argmax())
-    return flat // v.shape[1], flat % v.shape[1]
+    flat = int((p[:, None] * v.abs())[start:stop].argmax())
+    return start + flat // v.shape[1], flat % v.shape[1]

@@ -82,7 +82,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (["validate", "lama-3.1-8b", "--device", "cpu"], ExitCode.INPUT, "lama-3.1-8b", "llama-3.1-8b"),
         ([*SMALL, "--kv", "int9"], ExitCode.USAGE, "int9", "int8"),
         ([*SMALL, "--kv", "fp4_e2m1"], ExitCode.UNSUPPORTED, "fp4_e2m1", "int8"),
-        ([*SMALL, "--kv", "kivi2"], ExitCode.UNSUPPORTED, "kivi2", "int8"),
+        ([*SMALL, "--kv", "int3"], ExitCode.UNSUPPORTED, "int3", "int8"),
         ([*SMALL[:4], "--context", "32k"], ExitCode.USAGE, "above the maximum", "8192"),
         ([*SMALL[:4], "--context", "8k"], ExitCode.USAGE, "too many", "2,048"),
         ([*SMALL[:4], "--context", "0"], ExitCode.USAGE, "context", "positive"),

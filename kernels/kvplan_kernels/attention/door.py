@@ -6,7 +6,8 @@ import torch
 
 from kvplan.errors import UnsupportedError
 from kvplan.formats.layout import Layout
-from kvplan_kernels.attention.config import DecodeConfig
+from kvplan_kernels.attention.by_channel import COLUMNS
+from kvplan_kernels.attention.config import DecodeConfig, part_tokens
 from kvplan_kernels.attention.work import RECENT_TOKENS
 from kvplan_kernels.attention.workspace import Workspace, num_slots
 from kvplan_kernels.cache import Cache
@@ -68,6 +69,9 @@ def check_memory(
     """
     if cache.page_size % config.block_tokens:
         raise ValueError(f"tiles of {config.block_tokens} tokens straddle pages of {cache.page_size}")
+    parts = config.block_tokens // part_tokens(cache.layout, config.block_tokens)
+    if parts > COLUMNS.value:
+        raise ValueError(f"tiles of {config.block_tokens} tokens have {parts} groups, at most {COLUMNS.value}")
     if tuple(out.shape) != out_shape or not out.is_contiguous():
         raise ValueError(f"out is {tuple(out.shape)}, expected {out_shape}, contiguous")
     requests, heads, dim_v = out_shape
