@@ -62,15 +62,18 @@ def load_words_of(p_word, o_word, exists, PADDED: tl.constexpr, T: tl.constexpr,
 
 
 @triton.jit
-def load_shifts(META, row, o_word, end, PART: tl.constexpr, T: tl.constexpr):
-    """Per plane what moves the codes of each part of the tile at `row`: zeros or scales [words, COLUMNS], fp16.
+def load_shifts(META, row, o_word, end, BN: tl.constexpr, PART: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr):
+    """Per plane what moves the codes of each part of the BN tokens at `row`: zeros or scales [words, COLUMNS], fp16.
 
-    Parts that begin at row `end` or later, counted from the tile, read 0; a tile has at most COLUMNS parts.
+    Columns beyond the tile's parts read 0, with MASKED also parts that begin at token `end` of the tile or later.
     """
     PLANES: tl.constexpr = T.fields_per_word
     o_column = tl.arange(0, COLUMNS)
     slot = (row + o_column * PART) // T.group * T.meta_stride
-    m = (o_column * PART < end)[None, :] & (o_word < T.words)[:, None]
+    m_column = o_column * PART < BN
+    if MASKED:
+        m_column = m_column & (o_column * PART < end)
+    m = m_column[None, :] & (o_word < T.words)[:, None]
     shifts = ()
     if T.bits == 8 and T.meta_storage == "fp16":
         # Both fields' items in one word.

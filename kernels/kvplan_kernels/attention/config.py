@@ -60,7 +60,7 @@ TABLE = {
     "int2": DecodeConfig(128, 1, 3, 8),
     "groups": DecodeConfig(32, 1, 3, 8),
     "channels": DecodeConfig(64, 1, 3, 8),
-    "8-bit channels": DecodeConfig(32, 1, 3, 8),
+    "8-bit channels": DecodeConfig(64, 1, 3, 4),
 }
 
 

@@ -149,12 +149,15 @@ def decode_kernel(
         if K.recent:
             q_plain, plain_factor = load_plain_query(p_query, K_RING, o_head, sm_scale, K, G)
         if WAITING:
-            for i_tile in tl.range(loop_bound(tl.maximum(first, full)), loop_bound(packed), num_stages=1):
-                i_page = tl.load(p_table + i_tile * BN // PAGE)
+            # Part by part: they are few, and the code stays small.
+            i_first = tl.maximum(first, full) * (BN // PART)
+            i_last = tl.minimum(packed * (BN // PART), (v_end + PART - 1) // PART)
+            for i_part in tl.range(loop_bound(i_first), loop_bound(i_last), num_stages=1):
+                i_page = tl.load(p_table + i_part * PART // PAGE)
                 m, l, acc = attend(
-                    i_tile, m, l, acc, q, q_sum, k_factor, q_plain, plain_factor, K_WORDS, V_WORDS, K_META, V_META,
+                    i_part, m, l, acc, q, q_sum, k_factor, q_plain, plain_factor, K_WORDS, V_WORDS, K_META, V_META,
                     K_RING, i_page, i_pair, i_head, k_end, v_end, o_k, o_v, o_kw, o_vw, o_token, K, V, HKV,
-                    PAGE, BN, K_UNIT, V_UNIT, NATIVE_FP8, LATE_KEYS, True,
+                    PAGE, PART, K_UNIT, V_UNIT, NATIVE_FP8, LATE_KEYS, True,
                 )  # fmt: skip
         else:
             if last > full:

@@ -53,7 +53,7 @@ def attend(
         v_meta = load_meta_rows(V_META, at, o_token, m_v, V, MASKED)
         loaded = loaded + ((m_k, m_v, k_words, k_scales, k_zeros, v_words, v_scales, v_zeros, k_meta, v_meta),)
     if K.by_channel and K.is_int:
-        q_sum = zero_scores(q, load_shifts(K_META, row, o_kw, k_end - i_token, PART, K), K, K_UNIT)
+        q_sum = zero_scores(q, load_shifts(K_META, row, o_kw, k_end - i_token, BN, PART, K, MASKED), K, K_UNIT)
     logits = ()
     m_new = m
     for i in tl.static_range(PARTS):
@@ -105,7 +105,8 @@ def attend_recent(
         )
         k_scales, k_zeros = load_scales(K_META, row, o_token, o_kw, m_k, exists, False, K, True)
         if K.by_channel and K.is_int:
-            q_sum = zero_scores(q, load_shifts(K_META, row, o_kw, k_end - i_token, RECENT_TOKENS, K), K, K_UNIT)
+            shifts = load_shifts(K_META, row, o_kw, k_end - i_token, RECENT_TOKENS, RECENT_TOKENS, K, True)
+            q_sum = zero_scores(q, shifts, K, K_UNIT)
         k_meta = load_meta_rows(K_META, row, o_token, m_k, K, True)
         k = unpack_stripes(words, K, NATIVE_FP8)
         early = scores(k, q, q_sum, k_factor, k_scales, k_zeros, k_meta, o_token, 0, K)
