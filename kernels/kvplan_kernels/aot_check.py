@@ -37,6 +37,9 @@ PAIRS = (
     ("int4:group/32,asym", "int4:group/32,asym"),
     ("int4:group/64,asym", "int4:group/64,asym"),
     ("int2:group/32,asym", "int2:group/32,asym"),
+    ("int2:channel/32,asym,recent=128", "int2:group/32,asym,recent=128"),
+    ("int4:channel/32,asym", "int4:channel/32,asym"),
+    ("int8:channel/32", "int8:channel/32"),
 )
 HEADS, GROUP, PAGE = 8, 4, 128
 _POINTERS = {"fp16": "*fp16", "bf16": "*bf16", "fp32": "*fp32"}

@@ -13,10 +13,10 @@ import triton.language as tl
 
 from kvplan_kernels.codecs.grid_tiles import centre, channels
 from kvplan_kernels.codecs.planar_tiles import plane_weight
-from kvplan_kernels.dialect import INTERPRET, as_fp16, dot
+from kvplan_kernels.dialect import INTERPRET, LEAST_COLUMNS, as_fp16, dot
 
 # Columns of the least matrix step: one per part of a tile.
-COLUMNS = tl.constexpr(8)
+COLUMNS = tl.constexpr(LEAST_COLUMNS)
 
 
 @triton.jit

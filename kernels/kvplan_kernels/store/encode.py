@@ -88,15 +88,15 @@ def write_words(
 
 @triton.jit
 def write_group(
-    p_x, stride_t, o_token, p_ring, o_slot, row, m_token, p_codes, p_meta, L: tl.constexpr, G: tl.constexpr,
-    CHUNK: tl.constexpr,
+    p_x, stride_t, o_token, p_ring, o_slot, row, m_token, p_codes, p_meta, L: tl.constexpr, G: tl.constexpr
 ):  # fmt: skip
-    """Encode one group of L.group tokens of one head with a scale per channel, CHUNK channels or words at a time.
+    """Encode one group of L.group tokens of one head with a scale per channel, G.chunk channels or words at a time.
 
     `row`: of the pages, where the group begins; `m_token` masks the padding of the group to a power of two.
     """
     WORDS: tl.constexpr = L.words if L.planar else L.dim
     FIELDS: tl.constexpr = L.fields_per_word if L.planar else 1
+    CHUNK: tl.constexpr = G.chunk
     o_row = row + tl.arange(0, o_token.shape[0])
     p_slot = p_meta + row // L.group * L.meta_stride
     for first in range(0, WORDS, CHUNK):
@@ -122,9 +122,10 @@ def load_rows(p_x, stride_t, o_token, p_ring, o_slot, m, o_channel, L: tl.conste
     New rows are rounded to the ring's dtype, as if each had waited there.
     """
     p_new = p_x + o_token.to(tl.int64)[:, None] * stride_t + o_channel[None, :]
+    STORAGE: tl.constexpr = L.recent_storage
     if L.recent:
         waited = (o_token < 0)[:, None]
-        x = to_fp32(round_to(to_fp32(tl.load(p_new, mask=m & (o_token >= 0)[:, None], other=0.0)), L.recent_storage))
+        x = to_fp32(round_to(to_fp32(tl.load(p_new, mask=m & (o_token >= 0)[:, None], other=0.0)), STORAGE))
         old = tl.load(p_ring + o_slot[:, None] * L.dim + o_channel[None, :], mask=m & waited, other=0.0)
         return tl.where(waited, to_fp32(old), x)
     else:
@@ -134,11 +135,12 @@ def load_rows(p_x, stride_t, o_token, p_ring, o_slot, m, o_channel, L: tl.conste
 @triton.jit
 def copy_rows(p_x, stride_t, o_token, p_ring, o_slot, m_token, L: tl.constexpr, WIDE: tl.constexpr):
     """New rows `o_token` into the ring's slots `o_slot`."""
+    STORAGE: tl.constexpr = L.recent_storage
     o_channel = tl.arange(0, WIDE)
     m = m_token[:, None] & (o_channel < L.dim)[None, :]
     x = tl.load(p_x + o_token.to(tl.int64)[:, None] * stride_t + o_channel[None, :], mask=m, other=0.0)
     if x.dtype != p_ring.dtype.element_ty:
-        x = round_to(to_fp32(x), L.recent_storage)
+        x = round_to(to_fp32(x), STORAGE)
     tl.store(p_ring + o_slot[:, None] * L.dim + o_channel[None, :], x, mask=m)
 
 

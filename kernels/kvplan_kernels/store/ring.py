@@ -16,9 +16,6 @@ from kvplan.units import cdiv
 from kvplan_kernels.codecs.split import packed_tokens
 from kvplan_kernels.store.encode import copy_rows, write_group, write_rows
 
-# Values of a group that a program holds at once.
-GROUP_VALUES = tl.constexpr(4096)
-
 
 def units_to_pack(tensor: BoundTensor, new: int, tile: int) -> int:
     """Programs needed to pack what `new` rows may release: one per group of channel/N, else one per tile of tokens."""
@@ -46,11 +43,8 @@ def append_waiting(
             # page_size is a multiple of the group.
             page = tl.load(p_pages + first // PAGE).to(tl.int64)
             row = (page * HKV + i_head) * PAGE + first % PAGE
-            CHUNK: tl.constexpr = max(
-                1, min(triton.next_power_of_2(L.words), GROUP_VALUES // triton.next_power_of_2(UNIT))
-            )
             write_group(
-                p_x, stride_t, o_token - start, p_ring, o_token % L.recent, row, m_token, p_codes, p_meta, L, G, CHUNK
+                p_x, stride_t, o_token - start, p_ring, o_token % L.recent, row, m_token, p_codes, p_meta, L, G
             )
         else:
             page = tl.load(p_pages + o_token // PAGE, mask=m_token, other=0).to(tl.int64)
