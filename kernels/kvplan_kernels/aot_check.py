@@ -18,7 +18,8 @@ from kvplan.formats.layout import Layout
 from kvplan_kernels.aot import Report, compile_ahead, report
 from kvplan_kernels.attention.combine import combine_constants, combine_kernel
 from kvplan_kernels.attention.config import DecodeConfig, default_config
-from kvplan_kernels.attention.decode import decode_constants, decode_kernel
+from kvplan_kernels.attention.decode import decode_constants
+from kvplan_kernels.attention.kernel import decode_kernel
 from kvplan_kernels.dialect import has_dependent_launch
 
 PAIRS = (
@@ -38,7 +39,6 @@ PAIRS = (
     ("int4:group/64,asym", "int4:group/64,asym"),
     ("int2:group/32,asym", "int2:group/32,asym"),
     ("int2:channel/32,asym,recent=128", "int2:group/32,asym,recent=128"),
-    ("int4:channel/32,asym", "int4:channel/32,asym"),
     ("int8:channel/32", "int8:channel/32"),
 )
 HEADS, GROUP, PAGE = 8, 4, 128

@@ -96,6 +96,8 @@ def test_codes_scales_and_counters_are_bit_exact(spelling: str, dtype: torch.dty
         ("int4:group/32,asym", "int4:group/32", (96, 192), 1),
         ("int2:group/32,asym", "int8", (128, 256), 1),
         ("int4:group/16", "int2:group/16,asym", (80, 48), 1),
+        ("int2:channel/16,asym,recent=32", "int2:group/16,asym,recent=20", (72, 48), 2),
+        ("fp8_e4m3:channel/8,recent=16", "int8:channel/16", (80, 40), 1),
     ],
 )
 def test_mixed_formats_and_head_dims(k: str, v: str, dims: tuple[int, int], heads: int) -> None:
@@ -162,7 +164,10 @@ def packed_fields(cache: Cache, role: str, tokens: int) -> dict[str, torch.Tenso
     return found
 
 
-@pytest.mark.parametrize("spelling", ["bf16", "int8,asym", "int8:group/32", "fp8_e4m3:head", "int2:token,asym"])
+@pytest.mark.parametrize(
+    "spelling",
+    ["bf16", "int8,asym", "int8:group/32", "fp8_e4m3:head", "int2:token,asym", "int8:token,recent=8"],
+)  # fmt: skip
 @settings(max_examples=4, deadline=None)
 @given(chunks=st.lists(st.sampled_from([1, 2, 3, 7, 16, 17, 33]), min_size=2, max_size=5))
 def test_the_kernel_does_not_care_how_rows_are_cut(spelling: str, chunks: list[int]) -> None:

@@ -20,7 +20,9 @@ COLUMNS = tl.constexpr(LEAST_COLUMNS)
 
 
 @triton.jit
-def load_channel_scales(META, row, o_word, exists, AT: tl.constexpr, PAIRS: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr):
+def load_channel_scales(
+    META, row, o_word, exists, AT: tl.constexpr, PAIRS: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr
+):
     """Per plane the items [words] from AT on (scales or zeros) of the group that holds `row`, fp16 or fp32.
 
     `META`: int32 words, so that copies can be asynchronous; with MASKED a group that does not exist reads 0.
@@ -80,9 +82,8 @@ def load_shifts(META, row, o_word, end, BN: tl.constexpr, PART: tl.constexpr, T:
         word = tl.load(META + (slot[None, :] + T.shift_at) // 2 + o_word[:, None], mask=m, other=0)
         shifts = (as_fp16(word), as_fp16(word >> 16))
     else:
-        STORAGE: tl.constexpr = tl.float16 if T.meta_storage == "fp16" else (
-            tl.bfloat16 if T.meta_storage == "bf16" else tl.float32
-        )
+        WIDE: tl.constexpr = tl.bfloat16 if T.meta_storage == "bf16" else tl.float32
+        STORAGE: tl.constexpr = tl.float16 if T.meta_storage == "fp16" else WIDE
         p_part = META.to(tl.pointer_type(STORAGE)) + slot[None, :]
         for j in tl.static_range(PLANES):
             x = tl.load(p_part + (T.shift_at + channels(o_word, 0, j, T))[:, None], mask=m, other=0.0)

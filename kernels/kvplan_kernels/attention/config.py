@@ -1,8 +1,9 @@
 """How a decode launch is shaped: tile, warps, stages, resident programs. One readable table.
 
-From the study on an H200 (head_dim 128; `groups` is int4:group/32). The two rows by channel are from instruction counts:
-more than one warp would exchange the query's product with the scales through shared memory. Two rules hold for every entry: resident warps per
-SM are a multiple of 4 and the grid is exactly SMs x programs per SM. Break either and a kernel loses 20 to 35 percent.
+From the study on an H200 (head_dim 128; `groups` is int4:group/32). The two rows by channel are from instruction
+counts: more than one warp would exchange the query's product with the scales through shared memory. Two rules hold for
+every entry: resident warps per SM are a multiple of 4 and the grid is exactly SMs x programs per SM. Break either and a
+kernel loses 20 to 35 percent.
 """
 
 from __future__ import annotations

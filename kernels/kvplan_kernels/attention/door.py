@@ -27,7 +27,7 @@ def check_supported(layout: Layout) -> None:
                 f"{role} format {tensor.spelling} has no decode kernel yet",
                 "kernels read fp16, bf16, fp8, int8, int4 and int2 by tensor, head, channel, token, group/N or channel/N",
             )
-        if view.by_channel and view.group % RECENT_TOKENS.value or view.recent_storage == "fp32":
+        if (view.by_channel and view.group % RECENT_TOKENS.value) or view.recent_storage == "fp32":
             raise UnsupportedError(
                 f"{role} format {tensor.spelling} has no decode kernel: a matrix step takes {RECENT_TOKENS.value} tokens "
                 "of one group, and recent rows of 16 bit",

@@ -40,18 +40,16 @@ def _dequantise_kernel(
     o_token = tl.program_id(0) * TILE + tl.arange(0, TILE)
     m_out = o_token < num_tokens
     length = tl.load(p_lengths + i_seq)
+    m_page = m_out & (o_token < tl.maximum(packed_tokens(length, K), packed_tokens(length, V)))
+    page = tl.load(p_table + i_seq * max_pages + o_token // PAGE, mask=m_page, other=0).to(tl.int64)
+    o_row = (page * HKV + i_head) * PAGE + o_token % PAGE
     o_out = (i_seq * HKV + i_head) * num_tokens + o_token
-    p_pages = p_table + i_seq * max_pages
     if i_side == 0:
-        m_token = m_out & (o_token < packed_tokens(length, K))
-        page = tl.load(p_pages + o_token // PAGE, mask=m_token, other=0).to(tl.int64)
-        o_row = (page * HKV + i_head) * PAGE + o_token % PAGE
+        m_token = m_page & (o_token < packed_tokens(length, K)) if K.recent else m_page
         _read_rows(p_k_out, o_out, m_out, o_row, m_token, i_head, p_k_codes, p_k_meta, p_k_scale, p_k_zero, K, KG, OUT)
         _read_ring(p_k_out, o_out, o_token, m_out, length, p_k_ring, i_seq * HKV + i_head, K, OUT)
     else:
-        m_token = m_out & (o_token < packed_tokens(length, V))
-        page = tl.load(p_pages + o_token // PAGE, mask=m_token, other=0).to(tl.int64)
-        o_row = (page * HKV + i_head) * PAGE + o_token % PAGE
+        m_token = m_page & (o_token < packed_tokens(length, V)) if V.recent else m_page
         _read_rows(p_v_out, o_out, m_out, o_row, m_token, i_head, p_v_codes, p_v_meta, p_v_scale, p_v_zero, V, VG, OUT)
         _read_ring(p_v_out, o_out, o_token, m_out, length, p_v_ring, i_seq * HKV + i_head, V, OUT)
 

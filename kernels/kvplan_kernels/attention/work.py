@@ -37,9 +37,7 @@ def count_tiles(length, BN: tl.constexpr, V: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["num_requests"])
-def tile_starts_kernel(
-    LENGTHS, TILE_STARTS, num_requests, V: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr
-):
+def tile_starts_kernel(LENGTHS, TILE_STARTS, num_requests, V: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr):
     """Exclusive prefix sum of the tiles of a head: LENGTHS [B] -> TILE_STARTS [B + 1], int32."""
     o_block = tl.arange(0, BLOCK)
     carry = 0

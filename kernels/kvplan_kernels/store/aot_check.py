@@ -36,9 +36,9 @@ PAIRS = (
     ("int4:group/32,asym", "int4:group/32", 96, 128),
     ("int2:token,asym", "int2:group/32,asym", 128, 128),
     ("int2:channel/32,asym,recent=128", "int2:group/32,asym,recent=128", 128, 128),
-    ("int8:channel/48,asym", "int8:token,recent=128,flush=whole", 96, 128),
+    ("int8:channel/64,asym", "int8:token,recent=128,flush=whole", 96, 128),
 )  # fmt: skip
-HEADS, PAGE, BATCH, TOKENS = 8, 384, 4, 768
+HEADS, PAGE, BATCH, TOKENS = 8, 128, 4, 256
 _TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
     torch.int8: "i8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",

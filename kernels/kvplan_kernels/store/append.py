@@ -41,41 +41,32 @@ def _append_kernel(
     if p_counts is not None:
         count = tl.minimum(tl.load(p_counts + i_seq), num_tokens)
     start = tl.load(p_lengths + i_seq)
+    end = tl.minimum(start + tl.maximum(count, 0), max_tokens)
     p_pages = p_table + i_seq * max_pages
+    # Where new rows go that need not wait. (TILE,)
+    o_token = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    position = start + o_token
+    m_token = (o_token < count) & (position < max_pages * PAGE)
+    page = tl.load(p_pages + position // PAGE, mask=m_token, other=0).to(tl.int64)
+    o_row = (page * HKV + i_head) * PAGE + position % PAGE
     if i_side == 0:
         b_x = p_k + i_seq * stride_kb + i_head.to(tl.int64) * stride_kh
-        _append_side(b_x, stride_kt, start, count, max_tokens, i_seq, i_head, p_pages, p_k_codes, p_k_meta, p_k_scale,
-                     p_k_zero, p_k_ring, p_saturated, K, KG, HKV, PAGE, TILE)  # fmt: skip
+        if K.recent:
+            append_waiting(b_x, stride_kt, start, end, i_seq, i_head, p_pages, p_k_codes, p_k_meta, p_k_ring,
+                           K, KG, HKV, PAGE, TILE)  # fmt: skip
+        else:
+            write_rows(b_x, stride_kt, o_token, None, o_row, o_row, m_token, i_head, p_k_codes, p_k_meta, p_k_scale,
+                       p_k_zero, p_saturated, K, KG)  # fmt: skip
     else:
         b_x = p_v + i_seq * stride_vb + i_head.to(tl.int64) * stride_vh
         if p_saturated is not None:
             p_saturated += HKV
-        _append_side(b_x, stride_vt, start, count, max_tokens, i_seq, i_head, p_pages, p_v_codes, p_v_meta, p_v_scale,
-                     p_v_zero, p_v_ring, p_saturated, V, VG, HKV, PAGE, TILE)  # fmt: skip
-
-
-@triton.jit
-def _append_side(
-    p_x, stride_t, start, count, max_tokens, i_seq, i_head, p_pages, p_codes, p_meta, p_scale, p_zero, p_ring,
-    p_saturated, L: tl.constexpr, G: tl.constexpr, HKV: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """This program's tile of K or V of one head."""
-    if L.recent:
-        end = tl.minimum(start + tl.maximum(count, 0), max_tokens)
-        append_waiting(
-            p_x, stride_t, start, end, i_seq, i_head, p_pages, p_codes, p_meta, p_ring, L, G, HKV, PAGE, TILE
-        )
-    else:
-        # (TILE,)
-        o_token = tl.program_id(0) * TILE + tl.arange(0, TILE)
-        position = start + o_token
-        m_token = (o_token < count) & (position < max_tokens)
-        page = tl.load(p_pages + position // PAGE, mask=m_token, other=0).to(tl.int64)
-        o_row = (page * HKV + i_head) * PAGE + position % PAGE
-        write_rows(
-            p_x, stride_t, o_token, p_ring, o_row, o_row, m_token, i_head, p_codes, p_meta, p_scale, p_zero,
-            p_saturated, L, G,
-        )  # fmt: skip
+        if V.recent:
+            append_waiting(b_x, stride_vt, start, end, i_seq, i_head, p_pages, p_v_codes, p_v_meta, p_v_ring,
+                           V, VG, HKV, PAGE, TILE)  # fmt: skip
+        else:
+            write_rows(b_x, stride_vt, o_token, None, o_row, o_row, m_token, i_head, p_v_codes, p_v_meta, p_v_scale,
+                       p_v_zero, p_saturated, V, VG)  # fmt: skip
 
 
 def append(

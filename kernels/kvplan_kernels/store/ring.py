@@ -43,9 +43,7 @@ def append_waiting(
             # page_size is a multiple of the group.
             page = tl.load(p_pages + first // PAGE).to(tl.int64)
             row = (page * HKV + i_head) * PAGE + first % PAGE
-            write_group(
-                p_x, stride_t, o_token - start, p_ring, o_token % L.recent, row, m_token, p_codes, p_meta, L, G
-            )
+            write_group(p_x, stride_t, o_token - start, p_ring, o_token % L.recent, row, m_token, p_codes, p_meta, L, G)
         else:
             page = tl.load(p_pages + o_token // PAGE, mask=m_token, other=0).to(tl.int64)
             o_row = (page * HKV + i_head) * PAGE + o_token % PAGE
