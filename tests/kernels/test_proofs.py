@@ -27,7 +27,8 @@ def verdicts(case: proofs.Small) -> dict[str, bool]:
 
 @pytest.mark.parametrize(
     ("fmt", "proofs"),
-    [("bf16", 3), ("int8", 4), ("int8:head", 4), ("fp8_e4m3:token", 4), ("int4:channel/16,asym", 5), ("int8,recent=80", 3)],
+    [("bf16", 3), ("int8", 4), ("int8:head", 4), ("fp8_e4m3:token", 4), ("int4:channel/16,asym", 5),
+     ("int8,recent=80", 3)],
 )  # fmt: skip
 def test_sound_kernels_pass(fmt: str, proofs: int) -> None:
     found = verdicts(small(fmt))

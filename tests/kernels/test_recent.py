@@ -71,7 +71,8 @@ def assert_right(cache: Cache, q: Tensor, config: DecodeConfig | None = SMALL) -
     ("k", "v"),
     [
         KIVI4, ("int8:channel/32", "int8:channel/32"), ("int4:channel/32,asym", "int2:channel/16"),
-        ("fp8_e4m3:channel/16", "int4:token,asym"), ("int8:channel/32,asym,scale=bf16", "fp8_e5m2:channel/16,scale=fp32"),
+        ("fp8_e4m3:channel/16", "int4:token,asym"),
+        ("int8:channel/32,asym,scale=bf16", "fp8_e5m2:channel/16,scale=fp32"),
         ("int8:token,recent=40", "int8:token,recent=40"),
         # Keys wait longer than values, values longer than keys, each in turn, one of the two not at all.
         ("int4:token,recent=48", "int8:group/32,recent=24,flush=whole"),
@@ -170,7 +171,7 @@ def test_queries_of_any_size_keep_their_precision() -> None:
 
 
 def test_streaming_token_by_token_over_flushes_and_reused_pages() -> None:
-    """A generation as a server runs it: prompts of two lengths, then single tokens; afterwards the pages serve others."""
+    """A generation as a server runs it: prompts of two lengths, then single tokens; then the pages serve others."""
     cache, oracle = (empty(*KIVI4, 2, 80) for _ in range(2))
     for seed, counts in ((0, [31, 64]), (1, [5, 40])):
         k, v = rows(cache, 80, seed)

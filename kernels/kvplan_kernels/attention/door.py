@@ -25,12 +25,12 @@ def check_supported(layout: Layout) -> None:
         if not has_tiles(view):
             raise UnsupportedError(
                 f"{role} format {tensor.spelling} has no decode kernel yet",
-                "kernels read fp16, bf16, fp8, int8, int4 and int2 by tensor, head, channel, token, group/N or channel/N",
+                "kernels read fp16, bf16, fp8, int8, int4 and int2, by any granularity",
             )
         if (view.by_channel and view.group % RECENT_TOKENS.value) or view.recent_storage == "fp32":
             raise UnsupportedError(
-                f"{role} format {tensor.spelling} has no decode kernel: a matrix step takes {RECENT_TOKENS.value} tokens "
-                "of one group, and recent rows of 16 bit",
+                f"{role} format {tensor.spelling} has no decode kernel: a matrix step takes 16 tokens of one group, "
+                "and recent rows of 16 bit",
                 "use channel/16, channel/32 or another multiple of 16, with a 16-bit model",
             )
 

@@ -64,8 +64,10 @@ def decode_kernel(
     """One program: its range of the work list, one (request, KV head) segment after the other.
 
     Q `[B, HKV * G, K.dim]`; *_WORDS `[pages, HKV, PAGE, words]`; *_META int32 view of `[pages, HKV, slots, items]`;
-    *_SCALE, V_ZERO `[HKV or 1, items]`; *_RING `[B, HKV, capacity, dim]`; PART_OUT `[slots, G, V.dim]`, PART_LSE `[slots, G]`; PAGE_TABLE
-    `[B, max_pages]`; TILE_STARTS `[B + 1]`. `sm_scale` includes log2(e). KW, VW: words of a stripe, padded.
+    *_SCALE, V_ZERO `[HKV or 1, items]`; *_RING `[B, HKV, capacity, dim]`; PART_OUT `[slots, G, V.dim]`, PART_LSE
+    `[slots, G]`; PAGE_TABLE `[B, max_pages]`; TILE_STARTS `[B + 1]`. `sm_scale` includes log2(e). PART: tokens that
+    share every scale; KW, VW: words of a stripe, padded; EARLY_KEYS, LATE_KEYS: whether keys may be packed where values
+    wait, or wait where values are packed.
     """
     # One pointer for one plane, so that loads of the same words are merged.
     if ONE_META:

@@ -1,6 +1,6 @@
 """Rows that wait unquantised in a residual: scores of keys, outputs of values. Token t is row t % capacity of a ring.
 
-They are few, so these tiles are plain: rows of 16 bit, no pipeline. Tokens lie on the matrix unit's M axis as elsewhere.
+They are few, so these tiles are plain: rows of 16 bit, no pipeline. Tokens lie on the matrix unit's M axis.
 """
 
 import triton

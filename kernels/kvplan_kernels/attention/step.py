@@ -1,4 +1,4 @@
-"""One step of the running softmax: a tile of packed tokens, or a short one of tokens whose values wait in a residual."""
+"""One step of the running softmax: a tile of packed tokens, or a short one of tokens whose values wait."""
 
 import triton
 import triton.language as tl

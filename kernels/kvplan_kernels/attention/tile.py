@@ -18,8 +18,8 @@ def scores(k, q, q_sum, k_factor, k_scales, k_zeros, k_meta, o_token, i: tl.cons
     """Scores [BN, HEADS] in base 2, group by group of channels that share a scale.
 
     `q_sum`: per group, [HEADS], or with `meta_dot` what `shift_queries` returns, or with channel/N of the tile what
-    `zero_scores` returns, of which this is part `i`; `k_scales`, `k_zeros`: per group, [PART] words of metadata, or with
-    channel/N per plane what `load_channel_scales` returns.
+    `zero_scores` returns, of which this is part `i`; `k_scales`, `k_zeros`: per group, [PART] words of metadata, or
+    with channel/N per plane what `load_channel_scales` returns.
     """
     if K.by_channel:
         shift = column(q_sum, i) if K.is_int else 0

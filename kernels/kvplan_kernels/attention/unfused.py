@@ -1,7 +1,7 @@
 """The unfused baseline: dequantise every page in use to a dense 16-bit copy in memory, then torch's attention on it.
 
-Loads codes and scales through the page table and waiting rows from the residual, stores `(B, HKV, T, D)`. It exists so that the benefit of fusion is
-measured; its scratch memory is `scratch_bytes`.
+Loads codes and scales through the page table and waiting rows from the residual, stores `(B, HKV, T, D)`. It exists so
+that the benefit of fusion is measured; its scratch memory is `scratch_bytes`.
 """
 
 from __future__ import annotations
@@ -186,7 +186,8 @@ def launch_arguments(cache: Cache, k_out: Tensor, v_out: Tensor) -> tuple[list[A
     args = [
         k_out, v_out, code_bits(cache, "k"), code_bits(cache, "v"), cache.meta("k"), cache.meta("v"),
         cache.static("k"), cache.static("v"), cache.static("k", "zero"), cache.static("v", "zero"),
-        cache.residual("k"), cache.residual("v"), cache.page_table, cache.lengths, k_out.shape[2], cache.page_table.shape[1],
+        cache.residual("k"), cache.residual("v"), cache.page_table, cache.lengths,
+        k_out.shape[2], cache.page_table.shape[1],
     ]  # fmt: skip
     k_view, v_view = cache.layout.view("k"), cache.layout.view("v")
     constants = {"K": k_view, "V": v_view, "KG": grid_of(k_view), "VG": grid_of(v_view)}

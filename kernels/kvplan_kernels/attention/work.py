@@ -2,8 +2,9 @@
 
 Tiles are ordered by request, KV head, tile. Request b owns tiles `HKV * starts[b]` to `HKV * starts[b + 1]`; program i
 of P takes tiles `[i * TT // P, (i + 1) * TT // P)`. In a format with a residual the tiles of a head are first those of
-packed values, BN tokens each, then short ones of values that wait: 16 rows of 16 bit are about as many bytes. Everything that depends on lengths stays on the device, so one
-CUDA graph serves all lengths, and the list is computed once per step for all layers.
+packed values, BN tokens each, then short ones of values that wait: 16 rows of 16 bit are about as many bytes.
+Everything that depends on lengths stays on the device, so one CUDA graph serves all lengths, and the list is computed
+once per step for all layers.
 """
 
 import torch

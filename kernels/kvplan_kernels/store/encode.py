@@ -18,7 +18,8 @@ def write_rows(
 ):  # fmt: skip
     """Encode the rows of one tile of one head, one group of channels that share a scale after the other.
 
-    Row `o_token` of the new ones, or slot `o_slot` of the ring where that is negative, goes to row `o_row` of the pages.
+    Row `o_token` of the new ones, or slot `o_slot` of the ring where that is negative, goes to row `o_row` of the
+    pages.
     """
     GROUPS: tl.constexpr = G.groups
     WIDTH: tl.constexpr = G.width
