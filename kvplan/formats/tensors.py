@@ -47,6 +47,24 @@ class BoundTensor:
         waiting = tokens % self.recent if self.flush == "whole" else min(tokens, self.recent)
         return tokens - waiting, waiting
 
+    def holds(self, packed: int) -> int:
+        """Most tokens of which no more than `packed` are packed: the inverse of `split`."""
+        if self.flush == "whole":
+            return packed - packed % self.recent + self.recent - 1
+        return packed + self.recent
+
+    def most_packed(self, new: int) -> int:
+        """Most tokens that appending `new` ones can pack at once, whatever waited before."""
+        return (self.recent - 1 + new) // self.recent * self.recent if self.flush == "whole" else new
+
+    def waits_at_most_like(self, other: BoundTensor) -> bool:
+        """Whether at every length no more tokens of this tensor wait unquantised than of the other."""
+        if not self.recent or not other.recent:
+            return not self.recent
+        if other.flush == "oldest":
+            return self.recent <= other.recent
+        return self.flush == "whole" and other.recent % self.recent == 0
+
     @property
     def beyond_kernels(self) -> str:
         """What of this tensor a `TensorView` cannot say yet, so that no kernel can read it; empty if nothing."""
@@ -68,9 +86,10 @@ class BoundTensor:
 class TensorView:
     """What a kernel needs of one tensor, as a compile key: every number that changes code is a field.
 
-    Row metadata (scale, zero) is read at `slot * meta_stride + offset`, both in items of the plane's storage.
+    Row metadata (scale, zero) is read at `slot * meta_stride + offset`, both in items of the plane's storage; a slot
+    is one token, with channel/N it is N tokens and holds one scale per channel.
     Static scales have `static_items` items per head (`static_heads` 1 when one scale serves all heads).
-
+    The newest tokens wait unquantised in a ring of `recent` rows of `recent_storage`, see `BoundTensor.split`.
     `part_bytes`: with `pack=page`, bytes per token of one head's part of a page, all its blocks; 0 where a field has
     its plane to itself. `has_global`: one more scale above all row scales. `rot`: rows are rotated before they are
     encoded (a fixed Hadamard matrix with signs, see the codec).
@@ -88,6 +107,9 @@ class TensorView:
     zero_at: int
     static_items: int
     static_per_head: bool
+    recent: int
+    flush: str
+    recent_storage: str
     part_bytes: int = 0
     has_global: bool = False
     rot: bool = False
@@ -175,6 +197,11 @@ class TensorView:
         """`stripe_words` of the words of third bits."""
         return gcd(self.high_words, self.group) if self.granularity == "group" else self.high_words
 
+    @property
+    def middle_field(self) -> int:
+        """log2 of the middle weight of a byte's fields, field i weighing `2**(bits * i)`."""
+        return self.field_bits * (self.fields_per_word // 2 - 1) // 2 if self.planar else 0
+
     # The group of field j of stripe i is (j * field_step + i * stripe_step) // group_width, for any format.
     @property
     def field_step(self) -> int:
@@ -205,15 +232,35 @@ class TensorView:
     @property
     def nested(self) -> bool:
         """Whether all fields in the upper byte of a word have one scale: kernels then unpack them as nested sums."""
-        if not self.weighted or self.two_parts:
+        if self.by_channel or not self.weighted or self.two_parts:
             return False
         if self.granularity != "group":
             return True
         return self.stripes == 1 and self.dim // 2 // self.group == (self.dim - 1) // self.group
 
     @property
+    def by_channel(self) -> bool:
+        """channel/N: one scale per channel over N tokens, stored with the rows."""
+        return self.granularity == "channel" and self.group > 0
+
+    @property
+    def formula_only(self) -> bool:
+        """Whether no kernel knows this combination, although each of its features is known to one."""
+        if self.rot and self.dim & (self.dim - 1):
+            return True
+        special = self.rot or self.two_parts or self.has_global or self.part_bytes > 0
+        floats = self.number == "fp4_e2m1" or self.meta_bits == 8
+        return (special and (self.recent > 0 or self.by_channel)) or (self.by_channel and self.quantised and floats)
+
+    @property
+    def scale_items(self) -> int:
+        """Scales in one slot of metadata."""
+        return self.dim if self.by_channel else self.groups
+
+    @property
     def has_row_scale(self) -> bool:
-        return self.meta_stride > 0
+        """Whether every row has scales of its own."""
+        return self.meta_stride > 0 and not self.by_channel
 
     @property
     def has_static_scale(self) -> bool:

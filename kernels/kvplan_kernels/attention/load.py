@@ -7,6 +7,7 @@ page holds there.
 import triton
 import triton.language as tl
 
+from kvplan_kernels.attention.by_channel import load_channel_scales
 from kvplan_kernels.codecs.grid_tiles import centre, channels, load_meta
 from kvplan_kernels.codecs.planar_tiles import query_plane
 from kvplan_kernels.codecs.rows import meta_offset, word_offset
@@ -14,12 +15,12 @@ from kvplan_kernels.dialect import cast
 
 
 @triton.jit
-def load_meta_rows(META, i_part, i_slot, o_token, m_token, T: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr):
-    """Metadata of the tile's rows, all items [BN, items padded], fp16; 0 where none is needed."""
+def load_meta_rows(META, row, o_token, m_token, T: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr):
+    """Metadata of the part's rows, all items [PART, items padded], fp16; 0 where none is needed."""
     if T.meta_dot:
         ITEMS: tl.constexpr = triton.next_power_of_2(T.meta_stride) if T.meta_stride > 16 else 16
         o_item = tl.arange(0, ITEMS)
-        p_item = META.to(tl.pointer_type(tl.float16)) + meta_offset(i_part, i_slot, T, PAGE)
+        p_item = META.to(tl.pointer_type(tl.float16)) + meta_offset(row, T, PAGE)
         p_item += o_item[:, None] + o_token[None, :] * T.meta_stride
         if MASKED:
             m_item = m_token[None, :] & (o_item < T.meta_stride)[:, None]
@@ -66,7 +67,7 @@ def word_offsets(T: tl.constexpr, W: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit
 def load_stripes(
-    WORDS, HIGH, i_part, i_slot, o_words, o_word, o_token, m_token, T: tl.constexpr, PAGE: tl.constexpr,
+    WORDS, HIGH, row, o_words, o_word, o_token, m_token, T: tl.constexpr, PAGE: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
     """One tile of words per stripe; a row has several stripes where groups are narrower than planes.
@@ -74,12 +75,12 @@ def load_stripes(
     Codes in two parts: a tile and its third bits, see `load_high`.
     """
     STRIPES: tl.constexpr = T.stripes
-    p_row = WORDS + word_offset(i_part, i_slot, T, PAGE)
+    p_row = WORDS + word_offset(row, T, PAGE)
     tiles = ()
     for i_stripe in tl.static_range(STRIPES):
         tile = load_words(p_row + i_stripe * T.stripe_words, o_words, o_word, m_token, T, MASKED)
         if T.two_parts:
-            p_high = HIGH + (i_part * PAGE + i_slot) * T.high_words
+            p_high = HIGH + row * T.high_words
             tiles = tiles + ((tile, load_high(p_high, i_stripe, o_word, o_token, m_token, T, MASKED)),)
         else:
             tiles = tiles + (tile,)
@@ -118,13 +119,32 @@ def load_words(p_row, o_words, o_word, m_token, T: tl.constexpr, MASKED: tl.cons
 
 
 @triton.jit
-def load_row_meta(META, i_part, i_slot, o_token, m_token, T: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr):
-    """(scales, zeros): per group the words of metadata [BN] of the tile that begins at a slot; empty without."""
+def load_scales(
+    META, row, o_token, o_word, m_token, exists, SHIFTS: tl.constexpr, T: tl.constexpr, PAGE: tl.constexpr,
+    MASKED: tl.constexpr,
+):  # fmt: skip
+    """(scales, zeros) of the tile that begins at `row`: words of `load_row_meta`, or vectors of `load_channel_scales`,
+    which leave out the zeros without SHIFTS.
+    """
+    if T.by_channel:
+        PAIRS: tl.constexpr = not SHIFTS and T.planar and T.words == 16 and T.meta_storage == "fp16"
+        scales = load_channel_scales(META, row, o_word, exists, T.scale_at, PAIRS, T, MASKED)
+        zeros = ()
+        if SHIFTS and T.asym:
+            zeros = load_channel_scales(META, row, o_word, exists, T.zero_at, False, T, MASKED)
+        return scales, zeros
+    else:
+        return load_row_meta(META, row, o_token, m_token, T, PAGE, MASKED)
+
+
+@triton.jit
+def load_row_meta(META, row, o_token, m_token, T: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr):
+    """(scales, zeros): per group the words of metadata [BN] of the tile that begins at `row`; empty without."""
     GROUPS: tl.constexpr = T.groups
     scales = ()
     zeros = ()
     if T.has_row_scale:
-        p_meta = META + meta_offset(i_part, i_slot, T, PAGE) // (32 // T.meta_bits)
+        p_meta = META + meta_offset(row, T, PAGE) // (32 // T.meta_bits)
         for g in tl.static_range(GROUPS):
             scales = scales + (load_meta(p_meta, o_token, m_token, T.scale_at + g, T, MASKED),)
         if T.asym and not T.meta_dot:
@@ -165,9 +185,7 @@ def load_query(p_query, K_SCALE, i_head, K_WORDS, o_word, o_head, K: tl.constexp
                 if (j * K.field_step + i_stripe * K.stripe_step) // K.group_width == g:
                     total += tl.sum(rows[i_stripe * PLANES + j], 0)
         sums = sums + (total,)
-    exponent = top.to(tl.int32, bitcast=True) & 0x7F800000
-    unit = exponent.to(tl.float32, bitcast=True)
-    inverse = (0x7F000000 - exponent).to(tl.float32, bitcast=True)
+    unit, inverse = power_of_two(top)
     planes = ()
     for i_stripe in tl.static_range(STRIPES):
         for j in tl.static_range(PLANES):
@@ -177,3 +195,10 @@ def load_query(p_query, K_SCALE, i_head, K_WORDS, o_word, o_head, K: tl.constexp
     if K.has_global:
         unit = unit * tl.load(K_SCALE)
     return planes, sums, unit
+
+
+@triton.jit
+def power_of_two(top):
+    """The power of two in `top` >= 0 and its inverse, both exact."""
+    exponent = top.to(tl.int32, bitcast=True) & 0x7F800000
+    return exponent.to(tl.float32, bitcast=True), (0x7F000000 - exponent).to(tl.float32, bitcast=True)

@@ -1,7 +1,7 @@
 """The unfused baseline: dequantise every page in use to a dense 16-bit copy in memory, then torch's attention on it.
 
-Loads codes and row scales through the page table, stores `(B, HKV, T, D)`. It exists so that the benefit of fusion is
-measured; its scratch memory is `scratch_bytes`.
+Loads codes and scales through the page table and waiting rows from the residual, stores `(B, HKV, T, D)`. It exists so
+that the benefit of fusion is measured; its scratch memory is `scratch_bytes`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from kvplan_kernels.codecs.convert import decode_code, field_of, round_to, to_fp
 from kvplan_kernels.codecs.limits import check_kernel, grid_of
 from kvplan_kernels.codecs.rotation import rotate
 from kvplan_kernels.codecs.rows import code_offset, meta_offset
+from kvplan_kernels.codecs.split import packed_tokens
 from kvplan_kernels.store.door import code_bits, meta_bits
 
 # Tokens per program.
@@ -31,7 +32,7 @@ _NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 @triton.jit
 def _dequantise_kernel(
     p_k_out, p_v_out, p_k_codes, p_v_codes, p_k_meta, p_v_meta, p_k_scale, p_v_scale, p_k_zero, p_v_zero,
-    p_k_high, p_v_high, p_table, p_lengths, num_tokens, max_pages,
+    p_k_high, p_v_high, p_k_ring, p_v_ring, p_table, p_lengths, num_tokens, max_pages,
     K: tl.constexpr, V: tl.constexpr, KG: tl.constexpr, VG: tl.constexpr,
     HKV: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, OUT: tl.constexpr,
 ):  # fmt: skip
@@ -41,21 +42,42 @@ def _dequantise_kernel(
     # (TILE,)
     o_token = tl.program_id(0) * TILE + tl.arange(0, TILE)
     m_out = o_token < num_tokens
-    m_token = m_out & (o_token < tl.load(p_lengths + i_seq))
-    page = tl.load(p_table + i_seq * max_pages + o_token // PAGE, mask=m_token, other=0).to(tl.int64)
-    o_part, o_slot = page * HKV + i_head, o_token % PAGE
+    length = tl.load(p_lengths + i_seq)
+    m_page = m_out & (o_token < tl.maximum(packed_tokens(length, K), packed_tokens(length, V)))
+    page = tl.load(p_table + i_seq * max_pages + o_token // PAGE, mask=m_page, other=0).to(tl.int64)
+    o_row = (page * HKV + i_head) * PAGE + o_token % PAGE
     o_out = (i_seq * HKV + i_head) * num_tokens + o_token
     if i_side == 0:
-        _read_rows(p_k_out, o_out, m_out, o_part, o_slot, m_token, i_head, p_k_codes, p_k_high, p_k_meta, p_k_scale,
-                   p_k_zero, K, KG, OUT, PAGE)  # fmt: skip
+        m_token = m_page & (o_token < packed_tokens(length, K)) if K.recent else m_page
+        _read_rows(p_k_out, o_out, m_out, o_row, m_token, i_head, p_k_codes, p_k_high, p_k_meta, p_k_scale, p_k_zero,
+                   K, KG, OUT, PAGE)  # fmt: skip
+        _read_ring(p_k_out, o_out, o_token, m_out, length, p_k_ring, i_seq * HKV + i_head, K, OUT)
     else:
-        _read_rows(p_v_out, o_out, m_out, o_part, o_slot, m_token, i_head, p_v_codes, p_v_high, p_v_meta, p_v_scale,
-                   p_v_zero, V, VG, OUT, PAGE)  # fmt: skip
+        m_token = m_page & (o_token < packed_tokens(length, V)) if V.recent else m_page
+        _read_rows(p_v_out, o_out, m_out, o_row, m_token, i_head, p_v_codes, p_v_high, p_v_meta, p_v_scale, p_v_zero,
+                   V, VG, OUT, PAGE)  # fmt: skip
+        _read_ring(p_v_out, o_out, o_token, m_out, length, p_v_ring, i_seq * HKV + i_head, V, OUT)
+
+
+@triton.jit
+def _read_ring(p_out, o_out, o_token, m_out, length, p_ring, i_pair, L: tl.constexpr, OUT: tl.constexpr):
+    """Rows of one tile that wait in the residual, over the zeros that `_read_rows` left for them."""
+    if L.recent:
+        o_channel = tl.arange(0, triton.next_power_of_2(L.dim))
+        m_row = m_out & (o_token < length) & (o_token >= packed_tokens(length, L))
+        m = m_row[:, None] & (o_channel < L.dim)[None, :]
+        o_slot = i_pair * L.recent + o_token % L.recent
+        x = tl.load(p_ring + o_slot[:, None] * L.dim + o_channel[None, :], mask=m, other=0.0)
+        if L.recent_storage != OUT:
+            x = round_to(to_fp32(x), OUT)
+        # The zeros were stored by other threads of this program.
+        tl.debug_barrier()
+        tl.store(p_out + o_out[:, None] * L.dim + o_channel[None, :], x, mask=m)
 
 
 @triton.jit
 def _read_rows(
-    p_out, o_out, m_out, o_part, o_slot, m_token, i_head, p_codes, p_high, p_meta, p_scale, p_zero,
+    p_out, o_out, m_out, o_row, m_token, i_head, p_codes, p_high, p_meta, p_scale, p_zero,
     L: tl.constexpr, G: tl.constexpr, OUT: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
     """Decode the rows of one tile of one head; rows beyond the length become zeros, never stale bits."""
@@ -64,23 +86,19 @@ def _read_rows(
     WIDE: tl.constexpr = G.tile
     DIM: tl.constexpr = L.dim
     PLANAR: tl.constexpr = L.planar
-    o_code, o_meta = code_offset(o_part, o_slot, L, PAGE), meta_offset(o_part, o_slot, L, PAGE)
     if PLANAR:
-        p_high_row = None
-        if L.two_parts:
-            p_high_row = p_high + (o_part * PAGE + o_slot) * L.high_words
-        _read_words(p_out, o_out, m_out, o_code, o_meta, m_token, i_head, p_codes, p_high_row, p_meta, p_scale, p_zero,
-                    L, G, OUT)  # fmt: skip
+        _read_words(p_out, o_out, m_out, o_row, m_token, i_head, p_codes, p_high, p_meta, p_scale, p_zero,
+                    L, G, OUT, PAGE)  # fmt: skip
     else:
         for i_group in tl.static_range(GROUPS):
             o_channel = i_group * WIDTH + tl.arange(0, WIDE)
             m_channel = tl.arange(0, WIDE) < WIDTH
             # (TILE, WIDE)
             m = m_token[:, None] & m_channel[None, :]
-            x = tl.load(p_codes + o_code[:, None] + o_channel[None, :], mask=m, other=0)
+            x = tl.load(p_codes + code_offset(o_row, L, PAGE)[:, None] + o_channel[None, :], mask=m, other=0)
             if L.quantised:
                 x = decode_code(x, L)
-                x = _value(x, o_channel, m_channel, o_meta, m_token, i_head, p_meta, p_scale, p_zero, i_group, L)
+                x = _value(x, o_channel, m_channel, o_row, m_token, i_head, p_meta, p_scale, p_zero, i_group, L, PAGE)
                 x = round_to(tl.where(m, x, 0.0), OUT)
             elif L.number != OUT:
                 x = round_to(to_fp32(x), OUT)
@@ -90,8 +108,8 @@ def _read_rows(
 
 @triton.jit
 def _read_words(
-    p_out, o_out, m_out, o_code, o_meta, m_token, i_head, p_codes, p_high_row, p_meta, p_scale, p_zero,
-    L: tl.constexpr, G: tl.constexpr, OUT: tl.constexpr,
+    p_out, o_out, m_out, o_row, m_token, i_head, p_codes, p_high, p_meta, p_scale, p_zero,
+    L: tl.constexpr, G: tl.constexpr, OUT: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
     """`_read_rows` of codes below 8 bits: one load of words, then one field after the other."""
     WORDS: tl.constexpr = L.words
@@ -105,11 +123,11 @@ def _read_words(
     m = m_token[:, None] & m_word[None, :]
     for i_stripe in tl.static_range(STRIPES):
         o_at = i_stripe * STRIPE + o_word
-        words = tl.load(p_codes + o_code[:, None] + o_at[None, :], mask=m, other=0)
+        words = tl.load(p_codes + code_offset(o_row, L, PAGE)[:, None] + o_at[None, :], mask=m, other=0)
         if L.two_parts:
             # Third bit of field j of word w: bit 2j, or 2j + 1 in the upper half, of word w modulo `high_words`.
-            high = tl.load(p_high_row[:, None] + (o_at % L.high_words)[None, :], mask=m, other=0).to(tl.int32)
-            high = high >> (o_at // L.high_words)[None, :]
+            p_word = p_high + (o_row * L.high_words)[:, None] + (o_at % L.high_words)[None, :]
+            high = tl.load(p_word, mask=m, other=0).to(tl.int32) >> (o_at // L.high_words)[None, :]
         for j in tl.static_range(FIELDS):
             o_channel = j * WORDS + o_at
             code = field_of(words, j, L.field_bits)
@@ -120,16 +138,26 @@ def _read_words(
             else:
                 x = e2m1_value(code)
             i_group = (j * WORDS + i_stripe * STRIPE) // WIDTH
-            x = _value(x, o_channel, m_word, o_meta, m_token, i_head, p_meta, p_scale, p_zero, i_group, L)
+            x = _value(x, o_channel, m_word, o_row, m_token, i_head, p_meta, p_scale, p_zero, i_group, L, PAGE)
             x = round_to(tl.where(m, x, 0.0), OUT)
             tl.store(p_out + o_out[:, None] * L.dim + o_channel[None, :], x, mask=m_out[:, None] & m_word[None, :])
 
 
 @triton.jit
-def _value(code, o_channel, m_channel, o_meta, m_token, i_head, p_meta, p_scale, p_zero, i_group, L: tl.constexpr):
-    """scale * code + zero of fp32 codes (TILE, channels), all of one group."""
-    if L.has_row_scale:
-        p_row = p_meta + o_meta + i_group
+def _value(
+    code, o_channel, m_channel, o_row, m_token, i_head, p_meta, p_scale, p_zero, i_group,
+    L: tl.constexpr, PAGE: tl.constexpr,
+):  # fmt: skip
+    """scale * code + zero of fp32 codes (TILE, channels), all of one group of channels."""
+    if L.by_channel:
+        # A group never straddles a page, so its slot is a row's over the group; (TILE, channels).
+        p_slot = p_meta + (o_row // L.group * L.meta_stride)[:, None] + o_channel[None, :]
+        m = m_token[:, None] & m_channel[None, :]
+        x = code * to_fp32(tl.load(p_slot + L.scale_at, mask=m, other=0.0))
+        if L.asym:
+            x = x + to_fp32(tl.load(p_slot + L.zero_at, mask=m, other=0.0))
+    elif L.has_row_scale:
+        p_row = p_meta + meta_offset(o_row, L, PAGE) + i_group
         if L.meta_bits == 8:
             x = code * full_scale(tl.load(p_row + L.scale_at, mask=m_token, other=0), p_scale, L)[:, None]
         else:
@@ -170,8 +198,8 @@ def dequantise(cache: Cache, k_out: Tensor, v_out: Tensor) -> None:
         want = (batch, heads, tokens, cache.layout.tensor(role).dim)
         if tuple(out.shape) != want or out.dtype != k_out.dtype or out.dtype not in _NAMES or not out.is_contiguous():
             raise ValueError(f"{role}: want contiguous {want} of 16 bit, got {tuple(out.shape)} {out.dtype}")
-    if tokens > cache.page_table.shape[1] * cache.page_size:
-        raise ValueError(f"{tokens} tokens are more than the page table holds")
+    if tokens > cache.max_tokens:
+        raise ValueError(f"{tokens} tokens are more than the cache holds")
     args, constants, num_warps = launch_arguments(cache, k_out, v_out)
     grid = (triton.cdiv(tokens, constants["TILE"]), 2 * heads, batch)
     _dequantise_kernel[grid](*args, **constants, num_warps=num_warps)
@@ -183,7 +211,9 @@ def launch_arguments(cache: Cache, k_out: Tensor, v_out: Tensor) -> tuple[list[A
     args = [
         k_out, v_out, code_bits(cache, "k"), code_bits(cache, "v"), meta_bits(cache, "k"), meta_bits(cache, "v"),
         cache.layer_scale("k"), cache.layer_scale("v"), cache.static("k", "zero"), cache.static("v", "zero"),
-        cache.high("k"), cache.high("v"), cache.page_table, cache.lengths, k_out.shape[2], cache.page_table.shape[1],
+        cache.high("k"), cache.high("v"),
+        cache.residual("k"), cache.residual("v"), cache.page_table, cache.lengths,
+        k_out.shape[2], cache.page_table.shape[1],
     ]  # fmt: skip
     k_view, v_view = cache.layout.view("k"), cache.layout.view("v")
     constants = {"K": k_view, "V": v_view, "KG": grid_of(k_view), "VG": grid_of(v_view)}
@@ -204,7 +234,7 @@ def unfused_decode(
 
     Args:
         q: `(B, HQ, Dk)`, fp16 or bf16.
-        num_tokens: upper bound of the lengths, default all that the page table holds.
+        num_tokens: upper bound of the lengths, default all that the cache holds.
         uniform: the caller knows that every length equals `num_tokens`; no mask is built, so torch may take its flash
             path.
         scratch: dense K and V to reuse, as in `dequantise`; allocated when not given.
@@ -213,7 +243,7 @@ def unfused_decode(
         `(B, HQ, Dv)` in q's dtype; zeros where the length is 0.
     """
     layout, batch = cache.layout, cache.num_sequences
-    tokens = cache.page_table.shape[1] * cache.page_size if num_tokens is None else num_tokens
+    tokens = cache.max_tokens if num_tokens is None else num_tokens
     k, v = scratch if scratch is not None else _scratch(layout, batch, tokens, q)
     dequantise(cache, k, v)
     if layout.view("k").rot:

@@ -24,9 +24,10 @@ _UNIT_LOG2 = {
 
 def has_tiles(view: TensorView) -> bool:
     """Whether the kernels can read this tensor: its number is known here and its scales are of whole words of a row."""
-    if (view.granularity == "channel" and view.group) or (view.rot and view.dim & (view.dim - 1)):
+    if view.formula_only:
         return False
-    return view.number in _UNIT_LOG2 and view.whole_words and view.group * view.bits % 16 == 0
+    group_ends_on_a_word = view.granularity != "group" or view.group * view.bits % 16 == 0
+    return view.number in _UNIT_LOG2 and view.whole_words and group_ends_on_a_word
 
 
 def unit_log2(view: TensorView, native_fp8: bool) -> int:

@@ -17,6 +17,9 @@ _FLOATS = {"fp8_e4m3": (448.0, 464.0), "fp8_e5m2": (57344.0, 61440.0), "fp4_e2m1
 # Exponent of the largest finite magnitude, for scales that are powers of two.
 _EMAX = {"fp8_e4m3": 8, "fp8_e5m2": 15, "fp4_e2m1": 2}
 
+# Values of a group of tokens that a program of the write kernel holds.
+GROUP_VALUES = 4096
+
 _INTEGERS = ("int8", "int4", "int3", "int2")
 
 # Range into which a scale is clamped, per storage. The low end keeps a range of 0 from dividing by 0; in fp16 it is the
@@ -42,6 +45,7 @@ class Grid:
         width: channels of one head that share a scale along the row (dim unless group/N).
         tile: `width` rounded up to a power of two.
         emax: exponent of `high`, for scales that are powers of two.
+        chunk: with channel/N, channels (below 8 bits: words) of a group of tokens that a program encodes at once.
     """
 
     kind: str
@@ -56,6 +60,7 @@ class Grid:
     width: int = 0
     groups: int = 1
     tile: int = 0
+    chunk: int = 0
     excess: int = 0
     emax: int = 0
 
@@ -77,7 +82,7 @@ def grid_of(view: TensorView) -> Grid:
     """
     width = view.group if view.granularity == "group" else view.dim
     tile = 1 << (width - 1).bit_length()
-    shared = {"width": width, "groups": view.dim // width, "tile": tile}
+    shared = {"width": width, "groups": view.dim // width, "tile": tile, "chunk": _chunk(view)}
     if not view.quantised:
         return Grid("plain", **shared)
     if view.rot and view.dim & (view.dim - 1):
@@ -108,6 +113,15 @@ def grid_of(view: TensorView) -> Grid:
     )
 
 
+def _chunk(view: TensorView) -> int:
+    """Columns of a group's tile, a power of two: more values than GROUP_VALUES at once would spill."""
+    if not view.by_channel:
+        return 0
+    columns = view.words if view.planar else view.dim
+    tokens = 1 << (view.group - 1).bit_length()
+    return max(1, min(1 << (columns - 1).bit_length(), GROUP_VALUES // tokens))
+
+
 def check_kernel(layout: Layout) -> None:
     """Refuse a layout whose K or V has no write kernel.
 
@@ -115,9 +129,10 @@ def check_kernel(layout: Layout) -> None:
         UnsupportedError: naming the format.
     """
     for role in ("k", "v"):
-        tensor = layout.tensor(role)
-        grid_of(layout.view(role))
-        if tensor.recent or (tensor.granularity == "channel" and tensor.group):
+        view = layout.view(role)
+        grid_of(view)
+        if view.formula_only:
             raise UnsupportedError(
-                f"format {tensor.spelling} has no write kernel yet", "formats without recent= and channel/N have one"
+                f"format {layout.tensor(role).spelling} has no write kernel yet",
+                "rot, int3, fp4, global and pack=page have none beside channel/N or recent=",
             )

@@ -36,6 +36,8 @@ PAIRS = (
     ("int4", "int4:token,asym", 128, 128),
     ("int4:group/32,asym", "int4:group/32", 96, 128),
     ("int2:token,asym", "int2:group/32,asym", 128, 128),
+    ("int2:channel/32,asym,recent=128", "int2:group/32,asym,recent=128", 128, 128),
+    ("int8:channel/64,asym", "int8:token,recent=128,flush=whole", 96, 128),
     ("nvfp4", "mxfp4", 128, 128),
     ("mxfp8", "fp4_e2m1", 128, 128),
     ("int3,rot", "int3:token,asym,rot", 128, 128),
