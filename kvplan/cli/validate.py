@@ -5,17 +5,14 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from kvplan.cli.options import json_option
+from kvplan.cli.progress import Bar
 from kvplan.errors import ExitCode, InputError
 from kvplan.units import parse_count
 from kvplan.validate.report import ValidationReport
-
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
 
 DEFAULT_SEED = 1
 
@@ -68,7 +65,7 @@ def command(
     words = shlex.join(["kvplan", *sys.argv[1:]])
     report: ValidationReport | None = None
     try:
-        with _Bar(len(request.formats)) as bar:
+        with Bar(len(request.formats)) as bar:
             for report in start(request, spec, model, words, bar.say):
                 bar.advance()
                 if out is not None:
@@ -87,35 +84,3 @@ def _show(report: ValidationReport, as_json: bool) -> None:
     from kvplan.report.validation import print_validation
 
     print_validation(report)
-
-
-class _Bar:
-    """A progress bar on a terminal (stderr); silent when piped."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._progress: Progress | None = None
-        self._task: TaskID | None = None
-
-    def __enter__(self) -> _Bar:
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-            columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-            self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
-            self._progress.start()
-            self._task = self._progress.add_task("starting", total=self._total)
-        return self
-
-    def say(self, text: str) -> None:
-        if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, description=text)
-
-    def advance(self) -> None:
-        if self._progress is not None and self._task is not None:
-            self._progress.advance(self._task)
-
-    def __exit__(self, *_: object) -> None:
-        if self._progress is not None:
-            self._progress.stop()
