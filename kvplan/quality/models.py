@@ -55,11 +55,15 @@ class Geometry:
 
 
 def require() -> None:
-    """Refuse early when a package is missing.
+    """Refuse early when a package is missing; call it before torch is imported.
 
     Raises:
         NoDeviceError: naming it.
     """
+    # Both are read when torch's and transformers' own dependencies are imported.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    if not sys.stderr.isatty():
+        os.environ["TQDM_DISABLE"] = "1"
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise NoDeviceError(f"quality needs {', '.join(missing)}, which this Python does not have", INSTALL)
@@ -202,10 +206,7 @@ def load_model(source: Source, compute: str, device: str) -> Any:
 
 
 def _quiet() -> None:
-    """Neither downloads nor log lines; bars on a terminal only."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    if not sys.stderr.isatty():
-        os.environ["TQDM_DISABLE"] = "1"
+    """No log lines; bars on a terminal only."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
