@@ -62,7 +62,7 @@ def measure(
         request=request,
         weights_sha256=inputs.weights_sha256,
         layers=len(layers),
-        versions=_versions(),
+        versions=versions(),
         baseline=Baseline(ppl=noise.loss_untouched.mean().exp().item(), noise=figures(noise)),
         notes=_notes(request),
     )
@@ -152,7 +152,8 @@ def _usual_logits(inputs: Inputs) -> Tensor:
         inputs.model.set_attn_implementation(NAME)
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """What ran."""
     import transformers
 
     return {
