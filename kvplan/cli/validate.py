@@ -26,6 +26,8 @@ DEFAULT_SEED = 1
               help="cpu: the same kernels in Triton's interpreter, small shapes, correctness only.")  # fmt: skip
 @click.option("--page-size", metavar="N", help="Tokens per page; default 128.")
 @click.option("--seed", type=int, default=DEFAULT_SEED, show_default=True, help="Seed of the synthetic tensors.")
+@click.option("--tensors", type=click.Path(path_type=Path),
+              help="File of kvplan capture: format errors on these tensors instead of synthetic ones.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), help="Write the report as JSON here, after every format.")
 @json_option
 def command(
@@ -36,6 +38,7 @@ def command(
     device: str,
     page_size: str | None,
     seed: int,
+    tensors: Path | None,
     out: Path | None,
     as_json: bool,
 ) -> int:
@@ -58,8 +61,15 @@ def command(
         device=device,
         page_size=parse_count(page_size, "page size") if page_size else None,
         seed=seed,
+        tensors=None if tensors is None else str(tensors),
     )
     machine.require(device)
+    if tensors is not None:
+        from kvplan.validate.captured import load
+        from kvplan.validate.subject import choose_group
+
+        # Read once here so that a wrong file is refused before anything runs.
+        load(tensors, choose_group(spec))
     if out is not None and not out.absolute().parent.is_dir():
         raise InputError(f"cannot write {out}: its folder does not exist", "create the folder or choose another file")
     words = shlex.join(["kvplan", *sys.argv[1:]])
