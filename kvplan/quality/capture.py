@@ -45,6 +45,7 @@ def capture(
     config = models.load_config(source)
     g = models.geometry(config)
     chosen = sorted(set(range(g.layers) if layers is None else layers))
+    models.check_tokens(tokens, SMALLEST_TOKENS, source, g)
     _check(chosen, g.layers, tokens, queries)
     row_bytes = 2 * 4 * g.kv_heads * g.head_dim
     need = memory_needed(models.parameters(config), 1, g.layers, row_bytes, tokens, source.gguf is not None)
@@ -91,8 +92,6 @@ def parse_layers(text: str | None) -> list[int] | None:
 def _check(chosen: Sequence[int], layers: int, tokens: int, queries: int) -> None:
     if not chosen or chosen[-1] >= layers:
         raise UsageError(f"layers {list(chosen)}: the model has 0 to {layers - 1}", "choose among these, or all")
-    if tokens < SMALLEST_TOKENS:
-        raise UsageError(f"{tokens} tokens are too few to show a cache", f"use at least {SMALLEST_TOKENS}")
     if not 1 <= queries <= tokens:
         raise UsageError(f"{queries} queries of {tokens:,} positions", f"use --queries 1 to {tokens}")
 

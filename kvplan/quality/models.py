@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvplan.errors import InputError, NoDeviceError, UnsupportedError
+from kvplan.errors import InputError, NoDeviceError, UnsupportedError, UsageError
 from kvplan.units import MIB, format_bytes
 
 DEFAULT = "smollm2-135m"
@@ -52,6 +51,7 @@ class Geometry:
     head_dim: int
     vocab: int
     dtype: str
+    max_positions: int | None
 
 
 def require() -> None:
@@ -62,8 +62,7 @@ def require() -> None:
     """
     # Both are read when torch's and transformers' own dependencies are imported.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    if not sys.stderr.isatty():
-        os.environ["TQDM_DISABLE"] = "1"
+    os.environ.setdefault("TQDM_DISABLE", "1")
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise NoDeviceError(f"quality needs {', '.join(missing)}, which this Python does not have", INSTALL)
@@ -130,7 +129,23 @@ def geometry(config: Any) -> Geometry:
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
         vocab=text.vocab_size,
         dtype=CACHE_DTYPES.get(str(text.dtype).removeprefix("torch."), "bf16"),
+        max_positions=getattr(text, "max_position_embeddings", None),
     )
+
+
+def check_tokens(tokens: int, least: int, source: Source, g: Geometry) -> None:
+    """Refuse a number of positions that says nothing or that the model was not made for.
+
+    Raises:
+        UsageError: with the bound.
+    """
+    if tokens < least:
+        raise UsageError(f"{tokens} tokens are too few", f"use at least {least}")
+    if g.max_positions is not None and tokens > g.max_positions:
+        raise UsageError(
+            f"{tokens:,} tokens are above the {g.max_positions:,} positions of {source.name}",
+            f"use --tokens {g.max_positions} or fewer",
+        )
 
 
 def parameters(config: Any) -> int:
@@ -206,12 +221,11 @@ def load_model(source: Source, compute: str, device: str) -> Any:
 
 
 def _quiet() -> None:
-    """No log lines; bars on a terminal only."""
+    """Neither log lines nor bars: kvplan has its own."""
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    if not sys.stderr.isatty():
-        logging.disable_progress_bar()
+    logging.disable_progress_bar()
 
 
 def _first_line(error: Exception) -> str:

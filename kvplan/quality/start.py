@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from kvplan.errors import NoDeviceError, UsageError
+from kvplan.errors import NoDeviceError
 from kvplan.quality import models, texts
 from kvplan.quality.report import Candidate, QualityReport, QualityRequest, TextInfo
 from kvplan.quality.request import CALIBRATION_TOKENS, SMALLEST_TOKENS, memory_needed, needs_calibration
@@ -32,14 +32,13 @@ def start(
 
     if device == "cuda" and not torch.cuda.is_available():
         raise NoDeviceError("no CUDA GPU is available to torch", "leave --device out: the CPU does")
-    if tokens < SMALLEST_TOKENS:
-        raise UsageError(f"{tokens} tokens say nothing about quality", f"use at least {SMALLEST_TOKENS}")
     source = models.find(model)
     words = texts.read_text(text) if text else texts.default_text()
     other = texts.read_text(calibration_text) if calibration_text else texts.default_calibration()
     progress("reading the config")
     config = models.load_config(source)
     g = models.geometry(config)
+    models.check_tokens(tokens, SMALLEST_TOKENS, source, g)
     for c in chosen:
         for role, spelling in (("k", c.k), ("v", c.v)):
             codec_layout(role, spelling, g.kv_heads, g.head_dim, g.dtype)

@@ -43,14 +43,15 @@ def _positions(report: QualityReport) -> Table:
 
 def _asides(report: QualityReport) -> list[str]:
     exact = [
-        f"{f.format}: a query sees {f.exact_share:.0%} of its rows unquantised at this length, fewer at longer ones"
+        f"{f.format}: a query sees {f.exact_share:.0%} of its rows unquantised at this length, less at longer ones"
         for f in report.formats
         if f.exact_share
     ]
     return exact + [
-        f"{f.format}: {share:.4%} of {role.upper()} lie outside the calibrated range"
+        f"{f.format}: {share:.1e} of {role.upper()} lies outside the calibrated range"
         for f in report.formats
         for role, share in f.clipped_fraction.items()
+        if share
     ]
 
 

