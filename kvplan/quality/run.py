@@ -166,6 +166,11 @@ def versions() -> dict[str, str]:
 
 def _notes(request: QualityRequest) -> tuple[str, ...]:
     notes = ["residual rows stay as computed; they are packed after the query of their own position has read them"]
+    if request.calibration is not None and request.text.tokens > request.calibration.tokens:
+        notes.append(
+            f"static scales were calibrated on positions below {request.calibration.tokens:,}: rotated keys differ "
+            "beyond, and scales by channel clip most there"
+        )
     if request.compute == "bf16":
         notes.append("bf16 compute: its own error is larger than that of 8-bit formats")
     return tuple(notes)

@@ -66,18 +66,29 @@ def _logits(model: Any, name: str, ids: Tensor) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("sliding", [False, True])
-def test_the_untouched_hook_is_the_model(sliding: bool, sizes: dict[str, Any]) -> None:
-    """Against the models' own attention; sliding layers get their own mask."""
-    from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Llama": {},
+    "Llama with one KV head": {"num_key_value_heads": 1},
+    "Mistral": {"sliding_window": 8},
+    "Qwen3": {},
+    "Gemma2": {"sliding_window": 8, "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 32},
+    "Gemma3": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    "GptOss": {"sliding_window": 8, "num_local_experts": 2, "num_experts_per_tok": 1},
+}
+"""Windows per layer, softcap, query scale, attention sinks."""
 
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_untouched_hook_is_the_model(family: str, sizes: dict[str, Any]) -> None:
+    """Against the model's own eager attention."""
+    import transformers
+
+    name = family.split()[0]
+    text = "Text" if name == "Gemma3" else ""
+    config = getattr(transformers, f"{name}{text}Config")(**{**sizes, **FAMILIES[family]})
     register()
     torch.manual_seed(1)
-    model: Any
-    if sliding:
-        model = MistralForCausalLM(MistralConfig(**sizes, sliding_window=8)).eval()
-    else:
-        model = LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+    model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
     ids = torch.randint(256, (1, 40))
     torch.testing.assert_close(_logits(model, "kvplan", ids), _logits(model, "eager", ids), rtol=1e-4, atol=1e-4)
 
