@@ -46,16 +46,15 @@ def command(
         raise InputError(f"cannot write {out}: its folder does not exist", "create the folder or choose another file")
     require()
     from kvplan.quality.capture import capture, parse_layers
+    from kvplan.quality.prepare import Reading
 
     with Bar(1) as bar:
         bar.say("running the model")
         made = capture(
             model,
             out,
-            text=text,
+            Reading(text, parse_count(tokens, "tokens"), first_token),
             layers=parse_layers(layers),
-            tokens=parse_count(tokens, "tokens"),
-            first_token=first_token,
             queries=parse_count(queries, "queries"),
             dtype=dtype,
             command=shlex.join(["kvplan", *sys.argv[1:]]),

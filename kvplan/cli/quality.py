@@ -59,6 +59,7 @@ def command(
 
     chosen = candidates(kv, k, v)
     require()
+    from kvplan.quality.prepare import Reading
     from kvplan.quality.start import start
 
     if out is not None and not out.absolute().parent.is_dir():
@@ -69,10 +70,8 @@ def command(
             for report in start(
                 model,
                 chosen,
-                text=text,
+                Reading(text, parse_count(tokens, "tokens"), first_token),
                 calibration_text=calibration_text,
-                tokens=parse_count(tokens, "tokens"),
-                first_token=first_token,
                 compute=compute,
                 device=device,
                 parts=not no_parts,

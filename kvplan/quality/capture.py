@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from kvplan.errors import UsageError
-from kvplan.quality import models, texts
+from kvplan.quality import models
 from kvplan.quality.attention import identity, visiting
 from kvplan.quality.manifest import KEY, CapturedLayer, Manifest
-from kvplan.quality.request import SMALLEST_TOKENS, memory_needed
+from kvplan.quality.prepare import Reading, prepare
 from kvplan.quality.run import versions
 from kvplan.quality.stored import Rows
 from kvplan.quality.stream import UNKNOWN_HASH, TensorStream
@@ -26,11 +26,9 @@ PROBE_TOKENS = 2
 def capture(
     model: str,
     out: Path,
+    reading: Reading,
     *,
-    text: Path | None,
     layers: Sequence[int] | None,
-    tokens: int,
-    first_token: int | None,
     queries: int,
     dtype: Dtype,
     command: str,
@@ -38,20 +36,13 @@ def capture(
     """Run `model` once over a text and write the chosen layers; all of them for None.
 
     Args:
-        tokens: positions, all of which are kept of K and V.
+        reading: the positions, all of which are kept of K and V.
         queries: the last positions, kept of Q.
     """
-    source = models.find(model)
-    config = models.load_config(source)
-    g = models.geometry(config)
+    source, g = prepare(model, reading, "cpu", logits=False)
     chosen = sorted(set(range(g.layers) if layers is None else layers))
-    models.check_tokens(tokens, SMALLEST_TOKENS, source, g)
-    _check(chosen, g.layers, tokens, queries)
-    row_bytes = 2 * 4 * g.kv_heads * g.head_dim
-    need = memory_needed(models.parameters(config), 1, g.layers, row_bytes, tokens, source.gguf is not None)
-    models.check_memory(need, "cpu")
-    words = texts.read_text(text) if text else texts.default_text()
-    ids, info = texts.tokenise(models.load_tokenizer(source), words, tokens, first_token)
+    _check(chosen, g.layers, reading.tokens, queries)
+    ids, info = reading.ids(models.load_tokenizer(source))
     loaded = models.load_model(source, "fp32", "cpu")
     manifest = Manifest(
         command=command,

@@ -1,4 +1,4 @@
-"""From a command line to a running measurement: files, memory, formats against the geometry, tokens, model."""
+"""From a command line to a running measurement: formats against the geometry, tokens, model."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from pathlib import Path
 
 from kvplan.errors import NoDeviceError
 from kvplan.quality import models, texts
+from kvplan.quality.models import Geometry
+from kvplan.quality.prepare import Reading, prepare
 from kvplan.quality.report import Candidate, QualityReport, QualityRequest, TextInfo
-from kvplan.quality.request import CALIBRATION_TOKENS, SMALLEST_TOKENS, memory_needed, needs_calibration
+from kvplan.quality.request import CALIBRATION_TOKENS, needs_calibration
 from kvplan.quality.run import Inputs, Progress, measure
 from kvplan.quality.stored import codec_layout
 
@@ -16,11 +18,9 @@ from kvplan.quality.stored import codec_layout
 def start(
     model: str,
     chosen: Sequence[Candidate],
+    reading: Reading,
     *,
-    text: Path | None,
     calibration_text: Path | None,
-    tokens: int,
-    first_token: int | None,
     compute: str,
     device: str,
     parts: bool,
@@ -32,22 +32,13 @@ def start(
 
     if device == "cuda" and not torch.cuda.is_available():
         raise NoDeviceError("no CUDA GPU is available to torch", "leave --device out: the CPU does")
-    source = models.find(model)
-    words = texts.read_text(text) if text else texts.default_text()
     other = texts.read_text(calibration_text) if calibration_text else texts.default_calibration()
     progress("reading the config")
-    config = models.load_config(source)
-    g = models.geometry(config)
-    models.check_tokens(tokens, SMALLEST_TOKENS, source, g)
-    for c in chosen:
-        for role, spelling in (("k", c.k), ("v", c.v)):
-            codec_layout(role, spelling, g.kv_heads, g.head_dim, g.dtype)
-    row_bytes = 2 * 4 * g.kv_heads * g.head_dim
-    size = models.parameters(config)
-    models.check_memory(memory_needed(size, g.vocab, g.layers, row_bytes, tokens, source.gguf is not None), device)
+    source, g = prepare(model, reading, device, logits=True)
+    _check_formats(chosen, g)
     progress("reading the text")
     tokenizer = models.load_tokenizer(source)
-    ids, info = texts.tokenise(tokenizer, words, tokens + 1, first_token)
+    ids, info = reading.ids(tokenizer, targets=1)
     learned: tuple[list[int], TextInfo] | None = None
     if needs_calibration(chosen):
         learned = texts.tokenise(tokenizer, other, CALIBRATION_TOKENS)
@@ -61,8 +52,15 @@ def start(
     )
     request = QualityRequest.model_validate(
         {
-            "model": source.name, "candidates": chosen, "text": info.model_copy(update={"tokens": tokens}),
-            "calibration": learned[1] if learned else None, "compute": compute, "device": device, "parts": parts,
+            "model": source.name, "candidates": chosen, "text": info, "calibration": learned[1] if learned else None,
+            "compute": compute, "device": device, "parts": parts,
         }
     )  # fmt: skip
     yield from measure(request, inputs, command, progress)
+
+
+def _check_formats(chosen: Sequence[Candidate], g: Geometry) -> None:
+    """Each format fits the model's heads and has a codec."""
+    for c in chosen:
+        for role, spelling in (("k", c.k), ("v", c.v)):
+            codec_layout(role, spelling, g.kv_heads, g.head_dim, g.dtype)
