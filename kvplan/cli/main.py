@@ -28,6 +28,8 @@ COMMANDS = {
     "recommend": ("kvplan.cli.recommend", "Which cache format to use for a model on a GPU, and why."),
     "reconcile": ("kvplan.cli.reconcile", "A start-up log of an engine, each figure explained by kvplan's own."),
     "specs": ("kvplan.cli.specs", "Models that kvplan knows, and specs from a config.json, GGUF file or hub id."),
+    "capture": ("kvplan.cli.capture", "A model's own Q, K and V on a text, in a safetensors file."),
+    "quality": ("kvplan.cli.quality", "What formats cost a model in quality: KL, agreement, perplexity, measured."),
     "validate": ("kvplan.cli.validate", "Run the kernels: bytes, errors and times of a format on this machine."),
 }
 """Command name to (module with the attribute `command`, one line of help). The only table of commands."""
