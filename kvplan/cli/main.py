@@ -21,6 +21,7 @@ COMMANDS = {
         "kvplan.cli.estimate",
         "Exact cache bytes of a model, with the formula of each, and what fits on a GPU.",
     ),
+    "tui": ("kvplan.cli.tui", "Plan on a full screen: every change is a new plan at once."),
     "solve": ("kvplan.cli.solve", "Users, context, GPUs or share of memory: the questions turned round."),
     "layouts": ("kvplan.cli.layouts", "All layouts of N GPUs that a model allows, ranked by the cache they hold."),
     "diff": ("kvplan.cli.diff", "Two plans side by side: stored ones, or models with options."),
