@@ -264,7 +264,7 @@ class PlanApp(App[None]):
             self.notify("nothing to copy: the request has an error", severity="warning")
             return
         self.copy_to_clipboard(command)
-        self.notify(command, title="copied", timeout=4, markup=False)
+        self.notify(command.replace("[", r"\["), title="copied", timeout=4)
 
     def action_theme(self) -> None:
         """Light or dark."""

@@ -18,7 +18,7 @@ from kvplan.tui.choices import Choices
 KEPT = 64
 """Requests whose plans are kept, so that going back is at once."""
 
-QUICK = 0.02
+QUICK = 0.035
 """Seconds of a plan that can be made at once, without a thread."""
 
 
