@@ -34,6 +34,7 @@ CASES = {
     "usual": Choices("llama-3.1-8b", "h100-80gb", context="4k"),
 }
 """Name to where the form stands before the keys."""
+SHOWN = ("form_median", "plan_median", "plan_best", "plan_worst")
 SIZES = ((80, 24), (200, 60))
 
 
@@ -93,9 +94,9 @@ def main() -> None:
             times = asyncio.run(measure(start, size, args.presses))
             asked = {"model": start.model, "gpu": start.gpu, "engine": start.engine}
             result["cases"].append({"case": name, **asked, "columns": size[0], "rows": size[1], **times})
-            form, plan = times["form_median_seconds"] * 1e3, times["plan_median_seconds"] * 1e3
-            print(f"{name:26} {size[0]:3} x {size[1]}: form {form:5.1f} ms, plan {plan:6.1f} ms "
-                  f"(best {times['plan_best_seconds'] * 1e3:.1f}, worst {times['plan_worst_seconds'] * 1e3:.1f})")  # fmt: skip
+            form, plan, best, worst = (times[f"{each}_seconds"] * 1e3 for each in SHOWN)
+            head = f"{name:26} {size[0]:3} x {size[1]}"
+            print(f"{head}: form {form:5.1f} ms, plan {plan:5.1f} ms (best {best:.1f}, worst {worst:.1f})")
     if args.json:
         args.json.write_text(json.dumps(result, indent=2) + "\n")
 

@@ -28,6 +28,8 @@ COMMANDS = {
     "engines": ("kvplan.cli.engines", "Inference engines: versions, cache formats, options and block rules."),
     "recommend": ("kvplan.cli.recommend", "Which cache format to use for a model on a GPU, and why."),
     "reconcile": ("kvplan.cli.reconcile", "A start-up log of an engine, each figure explained by kvplan's own."),
+    "show": ("kvplan.cli.show", "A stored result, drawn again."),
+    "report": ("kvplan.cli.report", "A stored result as HTML, Markdown or a picture."),
     "specs": ("kvplan.cli.specs", "Models that kvplan knows, and specs from a config.json, GGUF file or hub id."),
     "validate": ("kvplan.cli.validate", "Run the kernels: bytes, errors and times of a format on this machine."),
 }

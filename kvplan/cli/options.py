@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from kvplan.errors import InputError
 from kvplan.plan.types import PlanRequest
 from kvplan.units import parse_bandwidth, parse_bytes, parse_count
 
@@ -81,6 +84,23 @@ def plan_options(*fields: str) -> Callable[[F], F]:
         return function
 
     return decorate
+
+
+def read_result_file(file: str) -> tuple[str, str]:
+    """(text, what to call it) of a file, or of standard input for `-`.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    name = "standard input" if file == "-" else file
+    try:
+        if file == "-":
+            return sys.stdin.read(), name
+        return Path(file).read_text(encoding="utf-8"), name
+    except UnicodeDecodeError:
+        raise InputError(f"{name} is no text", "give a file written with --json") from None
+    except OSError as error:
+        raise InputError(f"{name} cannot be read: {error.strerror}", "give a file written with --json") from None
 
 
 CACHE_OPTIONS = (
