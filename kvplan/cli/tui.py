@@ -6,13 +6,16 @@ import sys
 
 import click
 
+from kvplan.cli import complete
 from kvplan.errors import UsageError
 
 
 @click.command("tui")
-@click.argument("model", default="llama-3.1-8b")
-@click.option("--gpu", metavar="G", help="Id of a shipped device, or none; default h100-80gb.")
-@click.option("--engine", metavar="E", help="Inference engine (see `kvplan engines`).")
+@click.argument("model", default="llama-3.1-8b", shell_complete=complete.models)
+@click.option(
+    "--gpu", metavar="G", shell_complete=complete.gpus, help="Id of a shipped device, or none; default h100-80gb."
+)
+@click.option("--engine", metavar="E", shell_complete=complete.engines, help="Inference engine (see `kvplan engines`).")
 @click.option("--context", metavar="N", default="32k", show_default=True, help="Tokens of every request.")
 @click.option("--batch", metavar="N", default="1", show_default=True, help="Requests held at once.")
 def command(model: str, gpu: str | None, engine: str | None, context: str, batch: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -82,3 +83,64 @@ def _decimal(number: int | float) -> Decimal:
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise ValueError(f"{number!r} is no number")
     return Decimal(str(number))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredPrinted:
+    """A figure of the log."""
+
+    name: str
+    value: int | float
+    unit: str
+    half_unit: int | float
+    line: int
+    rank: str
+    of: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredCompared(StoredPrinted):
+    """A figure of the log beside kvplan's own."""
+
+    text: str
+    low: int | float
+    high: int | float
+    residual: int | float
+    agrees: bool
+    formula: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredLog:
+    """What was read from the log."""
+
+    engine: str
+    title: str
+    version: str | None
+    model: str | None
+    ranks: list[str]
+    restarts: int
+    missing: list[str]
+    options: dict[str, str]
+    printed: list[StoredPrinted]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """The JSON of a reconciliation, for its schema; nothing makes one of these."""
+
+    log: StoredLog
+    model: str
+    model_from: str
+    engine: str
+    version: str
+    options: dict[str, str]
+    cache: Summary
+    derived: dict[str, int]
+    agrees: bool | None
+    compared: list[StoredCompared]
+    deciding_rank: str
+    causes: list[str]
+    beside: Beside | None
+    beside_missing: str
+    notes: list[str]

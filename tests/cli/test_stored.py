@@ -9,6 +9,7 @@ import shlex
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -16,6 +17,7 @@ from kvplan.cli.main import main
 from kvplan.errors import ExitCode
 from kvplan.plan import PlanRequest, make_plan
 from kvplan.plan.shares import memory_shares
+from kvplan.report.schema import result_schema
 from kvplan.report.stored import KINDS
 
 ROOT = Path(__file__).parents[2]
@@ -72,6 +74,11 @@ def test_show_a_reconciliation(capsys: pytest.CaptureFixture[str], tmp_path: Pat
         path = stored(capsys, tmp_path, f"reconcile {log}")
         assert out(capsys, "show", path) == out(capsys, "reconcile", str(log))
     data = json.loads(Path(path).read_text())
+    schema = result_schema("reconciliation")
+    assert set(data) == set(schema["properties"]) and set(data["log"]) == set(
+        schema["$defs"]["StoredLog"]["properties"]
+    )
+    assert set(data["compared"][0]) == set(schema["$defs"]["StoredCompared"]["properties"])
     data["compared"][0]["residual"] = 7
     Path(path).write_text(json.dumps(data))
     assert main(["show", path]) == ExitCode.INPUT
@@ -152,11 +159,16 @@ def test_a_wrong_report(capsys: pytest.CaptureFixture[str], tmp_path: Path, monk
     assert "kvplan-advisor[png]" in capsys.readouterr().err
 
 
-def test_a_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
+def test_a_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = MagicMock()
+    monkeypatch.setitem(sys.modules, "matplotlib", MagicMock())
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", figure)
     target = tmp_path / "x.png"
     assert main(["report", stored(capsys, tmp_path, COMMANDS[0]), "--png", "--out", str(target)]) == 0
-    assert target.read_bytes().startswith(b"\x89PNG")
+    drawn = figure.Figure.return_value
+    assert drawn.savefig.call_args.args == (target,)
+    labels = [call.kwargs["label"] for call in drawn.add_subplot.return_value.barh.call_args_list]
+    assert any(label.startswith("kv payload") for label in labels)
 
 
 @pytest.mark.parametrize(
