@@ -8,10 +8,10 @@ from typing import ClassVar
 from textual import on, work
 from textual.app import App, ComposeResult
 from textual.binding import BindingType
-from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.containers import Horizontal, VerticalScroll
 from textual.events import Resize
 from textual.screen import Screen
-from textual.widgets import DataTable, Footer, TabbedContent, TabPane
+from textual.widgets import Footer
 from textual.worker import get_current_worker
 
 from kvplan.errors import KvplanError
@@ -19,16 +19,16 @@ from kvplan.plan import Plan
 from kvplan.recommend.offers import FormatRow
 from kvplan.report.capacity import launch_lines
 from kvplan.report.command import estimate_command
-from kvplan.report.formats import SORTS
 from kvplan.report.rows import title, verdict_lines
 from kvplan.specs.load import list_models
-from kvplan.tui.choices import DEFAULT, Choices
+from kvplan.tui.choices import DEFAULT, SAME, Choices
 from kvplan.tui.field import Field
 from kvplan.tui.help import Help
 from kvplan.tui.layout import BINDINGS, CSS, FIELDS, TYPED
+from kvplan.tui.panel import Results
 from kvplan.tui.picker import Picker
 from kvplan.tui.planner import Made, Planner
-from kvplan.tui.results import ContextTable, FormatTable, Line, MemoryBar, PartTable
+from kvplan.tui.results import Line
 
 QUIET = 0.15
 """Seconds without a key before the tables of other formats and contexts are made."""
@@ -51,13 +51,19 @@ class PlanApp(App[None]):
         self.drawn_at = 0.0
         self.tabled: Choices | None = None
         self._planner = Planner()
-        self._rows: list[FormatRow] = []
-        self._by = ""
 
     @property
     def main(self) -> Screen[object]:
         """The screen below any list or help page."""
         return self.screen_stack[0]
+
+    @property
+    def results(self) -> Results:
+        """The right side."""
+        return self.main.query_one(Results)
+
+    def _line(self, name: str) -> Line:
+        return self.main.query_one(f"#{name}", Line)
 
     @property
     def is_closing(self) -> bool:
@@ -70,15 +76,7 @@ class PlanApp(App[None]):
             with VerticalScroll(id="form", can_focus=False):
                 for name, label in FIELDS:
                     yield Field(name, label)
-            with Vertical(id="results"):
-                yield MemoryBar()
-                with TabbedContent(id="tabs"):
-                    with TabPane("1 Formats", id="formats"):
-                        yield FormatTable(cursor_type="row", cell_padding=0)
-                    with TabPane("2 Contexts", id="contexts"):
-                        yield ContextTable(cursor_type="row", cell_padding=0)
-                    with TabPane("3 Parts", id="parts"):
-                        yield PartTable(cursor_type="row", cell_padding=0)
+            yield Results(id="results")
         yield Line(id="formula")
         yield Line(id="launch")
         yield Line(id="status")
@@ -129,6 +127,7 @@ class PlanApp(App[None]):
             self.workers.cancel_group(self, "plan")
             self._show(choices, self._planner.plan(choices))
         else:
+            self._line("status").show("working")
             self._make(choices)
 
     # Plans
@@ -153,27 +152,34 @@ class PlanApp(App[None]):
     def _show(self, choices: Choices, made: Made | KvplanError) -> None:
         if choices != self.choices or self.is_closing:
             return
+        self._timer.stop()
         self.problem = made if isinstance(made, KvplanError) else None
-        status = self.main.query_one("#status", Line)
-        status.set_class(self.problem is not None, "-error")
-        self.main.query_one("#results").set_class(self.problem is not None, "-stale")
+        for name in ("launch", "status"):
+            self._line(name).set_class(self.problem is not None, "-error")
+        self.results.set_class(self.problem is not None, "-stale")
         if isinstance(made, KvplanError):
-            status.show(f"error: {made.message}; hint: {made.hint}")
-            if self.made is not None:
-                self.main.query_one("#title", Line).show(f"last plan: {title(self.made.plan)}")
+            self._show_problem(made)
         else:
             self.made = made
             self._show_plan(made.plan)
         self.call_after_refresh(self._is_drawn, choices)
 
+    def _show_problem(self, error: KvplanError) -> None:
+        """In one line; where that is too short, the hint has a line of its own."""
+        what, hint = f"error: {error.message}", f"hint: {error.hint}"
+        both = f"{what}; {hint}"
+        is_short = len(both) < self.size.width - 2
+        self._line("launch").show("" if is_short else what)
+        self._line("status").show(both if is_short else hint)
+        if self.made is not None:
+            self._line("title").show(f"last plan: {title(self.made.plan)}")
+
     def _show_plan(self, plan: Plan) -> None:
-        self.main.query_one("#status", Line).show("; ".join(verdict_lines(plan)) or "no GPU: nothing to fit into")
-        self.main.query_one("#title", Line).show(title(plan))
-        self.main.query_one("#launch", Line).show(self._command())
-        self.main.query_one(MemoryBar).show(plan)
-        self._show_parts()
+        self._line("status").show("; ".join(verdict_lines(plan)) or "no GPU: nothing to fit into")
+        self._line("title").show(title(plan))
+        self._line("launch").show(self._command())
+        self.results.show_plan(plan)
         self.workers.cancel_group(self, "tables")
-        self._timer.stop()
         self._timer = self.set_timer(QUIET, self._tables)
 
     def _is_drawn(self, choices: Choices) -> None:
@@ -182,64 +188,35 @@ class PlanApp(App[None]):
     def _show_tables(self, choices: Choices, ladder: Plan | None, rows: list[FormatRow]) -> None:
         if choices != self.choices or self.is_closing:
             return
-        self._rows, self.tabled = rows, choices
-        self.main.query_one(FormatTable).show(rows, self._by)
-        if ladder is not None:
-            self.main.query_one(ContextTable).show(ladder)
-        self._show_formula()
+        self.tabled = choices
+        self.results.show_others(rows, ladder)
 
     # Tables
 
-    @on(TabbedContent.TabActivated)
-    def _show_parts(self) -> None:
-        """Only where they are seen."""
-        if self.made is not None and not self.is_closing and self.main.query_one(TabbedContent).active == "parts":
-            self.main.query_one(PartTable).show(self.made.plan)
+    @on(Results.Pointed)
+    def _show_formula(self, event: Results.Pointed) -> None:
+        if not self.is_closing:
+            self._line("formula").show(event.text)
 
-    def _table(self) -> FormatTable | ContextTable | PartTable:
-        active = self.main.query_one(TabbedContent).active or "formats"
-        table = self.main.query_one(f"#{active} DataTable")
-        assert isinstance(table, FormatTable | ContextTable | PartTable)
-        return table
+    @on(Results.Used)
+    def _use(self, event: Results.Used) -> None:
+        """The first format is what the form calls the default."""
+        first = event.name == "k" and self.choices.offered("k")[1] == event.value
+        changed = self.choices.change(event.name, DEFAULT if first else event.value)
+        self._changed(changed.change("v", SAME) if event.name == "k" else changed)
 
-    @on(DataTable.RowHighlighted)
-    @on(TabbedContent.TabActivated)
-    def _show_formula(self) -> None:
-        if self.is_closing:
-            return
-        table = self._table()
-        self.main.query_one("#formula", Line).show(table.line(table.cursor_row) if table.row_count else "")
-
-    @on(DataTable.RowSelected)
-    def _use(self, event: DataTable.RowSelected) -> None:
-        table = event.data_table
-        if isinstance(table, ContextTable):
-            self._changed(self.choices.change("context", table.context(event.cursor_row)))
-        elif isinstance(table, FormatTable) and event.cursor_row < len(table.found):
-            name = table.found[event.cursor_row].name
-            first = self.choices.offered("k")[1] == name
-            self._changed(self.choices.change("k", DEFAULT if first else name).change("v", "as K"))
-
-    @on(DataTable.HeaderSelected, "FormatTable")
-    def _by_heading(self, event: DataTable.HeaderSelected) -> None:
-        by = event.column_key.value or ""
-        self._sort(by if by in SORTS and by != self._by else "")
+    @on(Results.Sorted)
+    def _say_order(self) -> None:
+        self.notify(f"sorted by {self.results.by}" if self.results.by else "as listed", timeout=1.5)
 
     def action_sort(self) -> None:
         """The next order of the table of formats."""
-        self.action_tab("formats")
-        self._sort(SORTS[(SORTS.index(self._by) + 1) % len(SORTS)])
-
-    def _sort(self, by: str) -> None:
-        self._by = by
-        self.main.query_one(FormatTable).show(self._rows, by)
-        self.notify(f"sorted by {by}" if by else "as listed", timeout=1.5)
-        self._show_formula()
+        self.results.go("formats")
+        self.results.sort()
 
     def action_tab(self, name: str) -> None:
         """Show a table and go into it."""
-        self.main.query_one(TabbedContent).active = name
-        self.main.query_one(f"#{name} DataTable").focus()
+        self.results.go(name)
 
     # Results
 

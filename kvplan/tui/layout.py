@@ -37,7 +37,7 @@ DataTable { height: 1fr; scrollbar-size-horizontal: 1; scrollbar-size-vertical: 
 #launch { height: 1; padding: 0 1; }
 #status { height: 1; padding: 0 1; text-style: bold; }
 #results.-stale { opacity: 60%; }
-#status.-error { background: $error; color: $text; }
+#status.-error, #launch.-error { background: $error; color: $text; }
 Screen.-tall #formula { height: 3; }
 Screen.-tall #launch { height: 3; }
 Screen.-tall #form { width: 40; }

@@ -45,6 +45,7 @@ async def settled(app: PlanApp, pilot: Pilot[None]) -> None:
     """The plan and the tables of the form as it is now."""
     await until(pilot, lambda: app.drawn == app.choices)
     await until(pilot, lambda: app.tabled == app.choices)
+    await pilot.pause()
 
 
 def screen(app: PlanApp) -> str:
@@ -195,8 +196,10 @@ def test_a_wrong_request_is_one_line_with_a_hint(changes: dict[str, str], words:
         for name, value in changes.items():
             app._changed(app.choices.change(name, value))
         await until(pilot, lambda: app.drawn == app.choices)
-        status = line(app, "status")
+        status = f"{line(app, 'launch')} {line(app, 'status')}".strip()
         assert status.startswith("error: ") and "hint: " in status and words in status and "\n" not in status
+        seen = screen(app)
+        assert "error: " in seen and "hint: " in seen
         assert line(app, "title").startswith("last plan: ")
         await pilot.press("c")
         assert app.clipboard == ""
@@ -209,7 +212,8 @@ def test_a_wrong_request_is_one_line_with_a_hint(changes: dict[str, str], words:
 
 def test_it_may_start_with_an_error_and_without_a_gpu() -> None:
     async def script(app: PlanApp, pilot: Pilot[None]) -> None:
-        assert line(app, "status").startswith("error: ") and app.made is None
+        assert line(app, "launch").startswith("error: ") and app.made is None
+        assert line(app, "status").startswith("hint: ")
         for key in ("c", "y", "s", "2", "3", "k", "escape"):
             await pilot.press(key)
         app._changed(Choices("llama-3.1-8b", gpu="none"))
