@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from kvplan import __version__
@@ -101,7 +102,13 @@ def _colour() -> bool:
 def _defaults() -> dict[str, Any]:
     path, values, problem = config_path(), {}, ""
     try:
-        values = {name: {"value": d.value, "source": d.source} for name, d in defaults().items()}
+        values = {name: {"value": d.value, "source": _short(d.source)} for name, d in defaults().items()}
     except KvplanError as error:
         problem = f"{error.message}; {error.hint}"
-    return {"file": str(path), "found": path.is_file(), "error": problem, "values": values}
+    return {"file": _short(str(path)), "found": path.is_file(), "error": problem, "values": values}
+
+
+def _short(path: str) -> str:
+    """Without the name of the user, as these lines are pasted into reports."""
+    home = str(Path.home())
+    return path.replace(home, "~", 1) if path.startswith(home + os.sep) else path
