@@ -32,7 +32,8 @@ class Report:
         registers: per thread.
         shared_bytes: per program.
         spills: local loads and stores in the whole kernel.
-        loop: instructions of the main loop by opcode: the innermost loop with matrix instructions, else the longest.
+        loop: instructions of the main loop by opcode: the innermost loop with matrix instructions and asynchronous
+            copies, else with matrix instructions, else the longest.
         asynchronous_copies: cp.async in the PTX.
         matrix_instructions: mma in the PTX.
     """
@@ -120,12 +121,12 @@ def _parse(sass: str) -> tuple[list[str], list[tuple[int, int]]]:
 
 
 def _main_loop(opcodes: list[str], loops: list[tuple[int, int]]) -> dict[str, int]:
-    def matrix(span: tuple[int, int]) -> bool:
-        return any(op.startswith("HMMA") for op in opcodes[span[0] : span[1] + 1])
+    def has(span: tuple[int, int], opcode: str) -> bool:
+        return any(op.startswith(opcode) for op in opcodes[span[0] : span[1] + 1])
 
-    with_matrix = [a for a in loops if matrix(a)]
+    with_matrix = [a for a in loops if has(a, "HMMA")]
     inner = [a for a in with_matrix if not any(b != a and a[0] <= b[0] and b[1] <= a[1] for b in with_matrix)]
-    candidates = inner or loops
+    candidates = [a for a in inner if has(a, "LDGSTS")] or inner or loops
     if not candidates:
         return {}
     first, last = max(candidates, key=lambda a: a[1] - a[0])

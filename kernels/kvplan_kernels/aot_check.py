@@ -18,7 +18,8 @@ from kvplan.formats.layout import Layout
 from kvplan_kernels.aot import Report, compile_ahead, report
 from kvplan_kernels.attention.combine import combine_constants, combine_kernel
 from kvplan_kernels.attention.config import DecodeConfig, default_config
-from kvplan_kernels.attention.decode import decode_constants, decode_kernel
+from kvplan_kernels.attention.decode import decode_constants
+from kvplan_kernels.attention.kernel import decode_kernel
 from kvplan_kernels.dialect import has_dependent_launch
 
 PAIRS = (
@@ -37,6 +38,8 @@ PAIRS = (
     ("int4:group/32,asym", "int4:group/32,asym"),
     ("int4:group/64,asym", "int4:group/64,asym"),
     ("int2:group/32,asym", "int2:group/32,asym"),
+    ("int2:channel/32,asym,recent=128", "int2:group/32,asym,recent=128"),
+    ("int8:channel/32", "int8:channel/32"),
 )
 HEADS, GROUP, PAGE = 8, 4, 128
 _POINTERS = {"fp16": "*fp16", "bf16": "*bf16", "fp32": "*fp32"}
@@ -58,6 +61,7 @@ def decode_signature(layout: Layout) -> dict[str, str]:
 
     return {
         "Q": "*bf16", "K_WORDS": _POINTERS.get(k.number, "*i16"), "V_WORDS": _POINTERS.get(v.number, "*i16"),
+        "K_RING": _POINTERS[k.recent_storage or "bf16"], "V_RING": _POINTERS[v.recent_storage or "bf16"],
         "K_META": "*i32", "V_META": "*i32", "K_SCALE": static("k"), "V_SCALE": static("v"), "V_ZERO": static("v"),
         "PART_OUT": "*fp32", "PART_LSE": "*fp32", "PAGE_TABLE": "*i32", "LENGTHS": "*i32", "TILE_STARTS": "*i32",
         "sm_scale": "fp32", "num_requests": "i32", "max_pages": "i32",

@@ -97,6 +97,17 @@ class Cache:
         """Static scales (or zeros) of `role`, `(heads, items)`; None without static scales."""
         return self._find(role, name, "layer")
 
+    def residual(self, role: str) -> torch.Tensor | None:
+        """The newest rows of `role`, unquantised: token t in slot t % capacity of `(num_sequences, heads, capacity,
+        dim)`; None without a residual."""
+        return self._find(role, "recent", "residual")
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens per sequence that the page table and the residuals hold together."""
+        paged = int(self.page_table.shape[1]) * self.page_size
+        return min(t.holds(paged) for t in self.layout.tensors)
+
     def check(self) -> None:
         """The door: every plane has exactly the declared shape, dtype and dense strides.
 
@@ -148,11 +159,13 @@ def allocate(
 ) -> Cache:
     """Allocate an empty cache: pages for `max_tokens` per sequence, consecutive or shuffled by `shuffle`'s generator.
 
+    Tokens that wait in a residual need no page yet, so there may be none at all.
+
     Args:
         num_pages: pages in the pool, default exactly the ones needed.
     """
     layout.check_page_size(page_size)
-    per_sequence = cdiv(max_tokens, page_size)
+    per_sequence = cdiv(max(t.split(max_tokens)[0] for t in layout.tensors), page_size)
     need = num_sequences * per_sequence
     pages = need if num_pages is None else num_pages
     if pages < need:

@@ -18,8 +18,8 @@ from kvplan.formats.grid import bind
 from kvplan.formats.layout import Layout
 from kvplan_kernels.cache import Cache
 
-# Every kind of format with a codec, by whether it has a write kernel or only the reference writer.
-WITH_KERNEL = (
+# Every kind of format with a codec, a write kernel and a dequantise kernel; and those of them with a residual.
+WITHOUT_RESIDUAL = (
     "fp32", "fp16", "bf16",
     "int8", "int8,asym", "int8,scale=bf16", "int8,asym,scale=fp32", "int8:group/32", "int8:group/16,asym",
     "int8:tensor", "int8:tensor,asym", "int8:head", "int8:head,asym", "int8:channel", "int8:channel,asym",
@@ -27,11 +27,13 @@ WITH_KERNEL = (
     "int4", "int4:token,asym", "int4:group/32,asym", "int4:group/16,scale=bf16", "int4:channel,asym",
     "int2:token,asym", "int2:group/32", "int2:head",
 )  # fmt: skip
-REFERENCE_ONLY = (
+WITH_RESIDUAL = (
     "int8:channel/16", "int8:channel/8,asym,recent=24", "int8:token,recent=8", "int8:group/32,asym,recent=5",
-    "int8:token,recent=8,flush=whole", "fp8_e4m3:token,recent=3",
-    "int4:channel/16,asym,recent=16", "int2:group/32,asym,recent=5",
+    "int8:token,recent=8,flush=whole", "fp8_e4m3:token,recent=3", "fp8_e5m2:channel/16,scale=fp32",
+    "int4:channel/16,asym,recent=16", "int2:channel/24,scale=bf16,recent=24", "int2:group/32,asym,recent=5",
+    "int4:token,recent=21",
 )  # fmt: skip
+WITH_KERNEL = WITHOUT_RESIDUAL + WITH_RESIDUAL
 
 # Every bit of a byte differs between the two, so no written byte can equal both.
 SENTINELS = (0xAA, 0x55)

@@ -240,4 +240,7 @@ class Layout:
             zero_at=scale.offset(role, "zero") if scale is not None and row and tensor.asym else -1,
             static_items=sum(f.items for f in static.fields if f.name == "scale") if static is not None else 0,
             static_per_head=static.per_head if static is not None else False,
+            recent=tensor.recent,
+            flush=tensor.flush,
+            recent_storage=names["recent"].storage if tensor.recent else "",
         )

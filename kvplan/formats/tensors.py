@@ -47,6 +47,24 @@ class BoundTensor:
         waiting = tokens % self.recent if self.flush == "whole" else min(tokens, self.recent)
         return tokens - waiting, waiting
 
+    def holds(self, packed: int) -> int:
+        """Most tokens of which no more than `packed` are packed: the inverse of `split`."""
+        if self.flush == "whole":
+            return packed - packed % self.recent + self.recent - 1
+        return packed + self.recent
+
+    def most_packed(self, new: int) -> int:
+        """Most tokens that appending `new` ones can pack at once, whatever waited before."""
+        return (self.recent - 1 + new) // self.recent * self.recent if self.flush == "whole" else new
+
+    def waits_at_most_like(self, other: BoundTensor) -> bool:
+        """Whether at every length no more tokens of this tensor wait unquantised than of the other."""
+        if not self.recent or not other.recent:
+            return not self.recent
+        if other.flush == "oldest":
+            return self.recent <= other.recent
+        return self.flush == "whole" and other.recent % self.recent == 0
+
     @property
     def beyond_kernels(self) -> str:
         """What of this tensor a `TensorView` cannot say yet, so that no kernel can read it; empty if nothing."""
@@ -66,8 +84,10 @@ class BoundTensor:
 class TensorView:
     """What a kernel needs of one tensor, as a compile key: every number that changes code is a field.
 
-    Row metadata (scale, zero) is read at `slot * meta_stride + offset`, both in items of the plane's storage.
+    Row metadata (scale, zero) is read at `slot * meta_stride + offset`, both in items of the plane's storage; a slot
+    is one token, with channel/N it is N tokens and holds one scale per channel.
     Static scales have `static_items` items per head (`static_heads` 1 when one scale serves all heads).
+    The newest tokens wait unquantised in a ring of `recent` rows of `recent_storage`, see `BoundTensor.split`.
     """
 
     number: str
@@ -82,6 +102,9 @@ class TensorView:
     zero_at: int
     static_items: int
     static_per_head: bool
+    recent: int
+    flush: str
+    recent_storage: str
 
     @property
     def quantised(self) -> bool:
@@ -122,6 +145,11 @@ class TensorView:
             return self.words
         return gcd(self.words, self.group) if self.planar else self.group * self.bits // 16
 
+    @property
+    def middle_field(self) -> int:
+        """log2 of the middle weight of a byte's fields, field i weighing `2**(bits * i)`."""
+        return self.bits * (self.fields_per_word // 2 - 1) // 2 if self.planar else 0
+
     # The group of field j of stripe i is (j * field_step + i * stripe_step) // group_width, for any format.
     @property
     def field_step(self) -> int:
@@ -152,13 +180,26 @@ class TensorView:
     @property
     def nested(self) -> bool:
         """Whether all fields in the upper byte of a word have one scale: kernels then unpack them as nested sums."""
+        if self.by_channel:
+            return False
         if not self.planar or self.granularity != "group":
             return self.planar
         return self.stripes == 1 and self.dim // 2 // self.group == (self.dim - 1) // self.group
 
     @property
+    def by_channel(self) -> bool:
+        """channel/N: one scale per channel over N tokens, stored with the rows."""
+        return self.granularity == "channel" and self.group > 0
+
+    @property
+    def scale_items(self) -> int:
+        """Scales in one slot of metadata."""
+        return self.dim if self.by_channel else self.groups
+
+    @property
     def has_row_scale(self) -> bool:
-        return self.meta_stride > 0
+        """Whether every row has scales of its own."""
+        return self.meta_stride > 0 and not self.by_channel
 
     @property
     def has_static_scale(self) -> bool:

@@ -76,12 +76,15 @@ def fusion_check(q: torch.Tensor, cache: Cache, sm_scale: float, dense_bytes: in
 
 
 def bytes_read(cache: Cache) -> int:
-    """The format's own bytes of the tokens in use: codes and scales that one decode step must read."""
-    tokens = int(cache.lengths.sum())
-    heads = cache.layout.heads
-    return sum(
-        tokens // f.tokens * p.heads(heads) * f.unit_bytes for p in cache.layout.scoped("page") for f in p.fields
-    )
+    """The format's own bytes of the tokens in use: codes, scales and waiting rows that one decode step must read."""
+    layout, total = cache.layout, 0
+    for length in cache.lengths.tolist():
+        for plane in layout.planes:
+            for f in plane.fields:
+                packed, recent = layout.tensor(f.tensor).split(length)
+                rows = {"page": packed // f.tokens, "residual": recent}.get(plane.scope, 0)
+                total += rows * plane.heads(layout.heads) * f.unit_bytes
+    return total
 
 
 def config_text(q: torch.Tensor, cache: Cache) -> str:

@@ -35,6 +35,14 @@ class Small:
     sm_scale: float
 
 
+@dataclass(frozen=True)
+class Attention:
+    """The kernel's output and the reference's, (B, HQ, Dv)."""
+
+    kernel: torch.Tensor
+    reference: torch.Tensor
+
+
 def small_case(
     layout: Layout, geometry: Geometry, *, page_size: int, dtype: torch.dtype, device: str, seed: int
 ) -> Small:
@@ -57,11 +65,17 @@ def small_case(
 
 def prove(small: Small) -> tuple[Check, ...]:
     """All proofs of one format, in order of depth."""
-    _, kernel = kernel_check("kernel on a small shuffled cache", small.tensors.q, small.cache, small.sm_scale)
+    before = Attention(_run(small, small.cache), _reference(small, small.cache))
+    _, kernel = _agreement("kernel on a small shuffled cache", before)
     checks = [_codes(small), kernel]
-    if small.cache.layout.view("k").quantised:
-        checks.append(_doubled_scales(small))
-    checks.append(_flipped_code(small))
+    layout, length = small.cache.layout, int(small.cache.lengths[0])
+    if layout.view("k").quantised and layout.tensor("k").split(length)[0]:
+        checks.append(_doubled_scales(small, before))
+    packed, waiting = layout.tensor("v").split(length)
+    if packed:
+        checks.append(_flipped_code(small, before, packed))
+    if waiting:
+        checks.append(_flipped_row(small, before, packed))
     return tuple(checks)
 
 
@@ -79,7 +93,11 @@ def kernel_attention(q: torch.Tensor, cache: Cache, sm_scale: float) -> torch.Te
 
 def kernel_check(name: str, q: torch.Tensor, cache: Cache, sm_scale: float) -> tuple[Error, Check]:
     """The kernel against fp64 on the dequantised codes, as figures and as a check."""
-    error = relative_error(kernel_attention(q, cache, sm_scale), stored_attention(q, cache, sm_scale))
+    return _agreement(name, Attention(kernel_attention(q, cache, sm_scale), stored_attention(q, cache, sm_scale)))
+
+
+def _agreement(name: str, found: Attention) -> tuple[Error, Check]:
+    error = relative_error(found.kernel, found.reference)
     detail = f"relative L2 {error.relative:.1e}, max ratio {error.max_ratio:.1e} against fp64 on the dequantised codes"
     return error, Check(name=name, passed=KERNEL.accepts(error), detail=detail)
 
@@ -99,7 +117,7 @@ def _codes(small: Small) -> Check:
     return Check(name="codes bit-exact", passed=wrong == 0, detail=detail)
 
 
-def _doubled_scales(small: Small) -> Check:
+def _doubled_scales(small: Small, before: Attention) -> Check:
     """With the stored K scales doubled, the output must follow the reference that reads doubled scales."""
     changed = small.cache.clone()
     plane = changed.meta("k")
@@ -109,18 +127,19 @@ def _doubled_scales(small: Small) -> Check:
         plane.mul_(2)
     else:
         view = changed.layout.view("k")
-        plane[..., view.scale_at : view.scale_at + view.groups] *= 2
-    error = relative_error(_run(small, changed), _reference(small, changed))
-    moved = relative_error(_reference(small, changed), _reference(small, small.cache))
+        plane[..., view.scale_at : view.scale_at + view.scale_items] *= 2
+    reference = _reference(small, changed)
+    error = relative_error(_run(small, changed), reference)
+    moved = relative_error(reference, before.reference)
     passed = KERNEL.accepts(error) and moved.relative > 10 * KERNEL.relative
     detail = f"output moved by {moved.relative:.1e}, still within {error.relative:.1e} of the reference"
     return Check(name="doubled K scales obeyed", passed=passed, detail=detail)
 
 
-def _flipped_code(small: Small) -> Check:
+def _flipped_code(small: Small, before: Attention, packed: int) -> Check:
     """One V code with its top bit flipped must change the output exactly as the reference says."""
     changed = small.cache.clone()
-    token, channel = _heavy_value(small)
+    token, channel = _heavy_value(small, 0, packed)
     page = int(changed.page_table[0, token // changed.page_size])
     row = changed.codes("v")[page, 0, token % changed.page_size]
     view = changed.layout.view("v")
@@ -129,19 +148,34 @@ def _flipped_code(small: Small) -> Check:
     else:
         bits = row.view(torch.int16 if row.element_size() == 2 else torch.int8)
         bits[channel] ^= torch.iinfo(bits.dtype).min
+    return _obeyed(small, before, changed, channel, "one flipped V code obeyed")
+
+
+def _flipped_row(small: Small, before: Attention, packed: int) -> Check:
+    """One value of a V row that waits in the residual, with its sign flipped, must do so as well."""
+    changed = small.cache.clone()
+    token, channel = _heavy_value(small, packed)
+    ring = changed.residual("v")
+    assert ring is not None
+    ring[0, 0, token % ring.shape[2], channel] *= -1
+    return _obeyed(small, before, changed, channel, "one flipped recent V value obeyed")
+
+
+def _obeyed(small: Small, before: Attention, changed: Cache, channel: int, name: str) -> Check:
+    """The kernel's outputs of head 0 move in that channel as the reference's do."""
     group = small.tensors.q.shape[1] // changed.layout.heads
-    got = (_run(small, changed) - _run(small, small.cache))[0, :group, channel]
-    want = (_reference(small, changed) - _reference(small, small.cache))[0, :group, channel]
+    got = (_run(small, changed) - before.kernel)[0, :group, channel]
+    want = (_reference(small, changed) - before.reference)[0, :group, channel]
     error = relative_error(got, want)
     passed = error.relative < FLIP_TOLERANCE and float(want.abs().max()) > 0
     detail = f"output moved by {float(want.abs().max()):.1e}, the move is right to {error.relative:.1e}"
-    return Check(name="one flipped V code obeyed", passed=passed, detail=detail)
+    return Check(name=name, passed=passed, detail=detail)
 
 
-def _heavy_value(small: Small) -> tuple[int, int]:
-    """(token, channel) of request 0, head 0 whose sign flip moves the output most."""
+def _heavy_value(small: Small, start: int, stop: int | None = None) -> tuple[int, int]:
+    """(token, channel) of request 0, head 0 whose sign flip moves the output most, of the tokens [start, stop)."""
     group = small.tensors.q.shape[1] // small.cache.layout.heads
     k, v = (read_reference(small.cache, role, 0)[0].double() for role in ("k", "v"))
     p = torch.softmax(small.tensors.q[0, :group].double() @ k.T * small.sm_scale, -1).amax(0)
-    flat = int((p[:, None] * v.abs()).argmax())
-    return flat // v.shape[1], flat % v.shape[1]
+    flat = int((p[:, None] * v.abs())[start:stop].argmax())
+    return start + flat // v.shape[1], flat % v.shape[1]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from kvplan_kernels.codecs.limits import check_kernel
 
 from kvplan.errors import UnsupportedError, UsageError
-from kvplan.formats.grammar import PLAIN, Pair, parse_kv
+from kvplan.formats.grammar import PLAIN, parse_kv
 from kvplan.specs.model import ModelSpec
 from kvplan.units import cdiv, check_count, format_bytes
 from kvplan.validate.report import ValidationRequest
@@ -78,7 +78,7 @@ def _default_context(spec: ModelSpec, cpu: bool) -> int:
 def _checked(text: str, dtype: str) -> str:
     """The canonical spelling of a candidate; 16 bit is always the model's own dtype, the baseline."""
     fmt = parse_kv(text)
-    if isinstance(fmt, Pair) or fmt.spelling.startswith("fp32"):
+    if fmt.spelling.startswith("fp32"):
         raise UnsupportedError(f"format {fmt.spelling} has no kernel yet", "use int8 or fp8_e4m3")
     return dtype if fmt.spelling in PLAIN else fmt.spelling
 

@@ -100,6 +100,23 @@ def test_split(text: str, tokens: int) -> None:
         assert recent == min(tokens, t.recent)
 
 
+RESIDUALS = ("int8", "int8,recent=1", "int8,recent=48", "int8,recent=64,flush=whole", "int8:channel/32,recent=96",
+             "int8:channel/16")  # fmt: skip
+
+
+@pytest.mark.parametrize("text", RESIDUALS)
+def test_what_follows_from_the_split_law(text: str) -> None:
+    t = pair(text, text).tensor("k")
+    for tokens in range(300):
+        assert max(n for n in range(500) if t.split(n)[0] <= tokens) == t.holds(tokens) or t.holds(tokens) >= 499
+    for new in (1, 7, 48, 150):
+        packed = max(t.split(n + new)[0] - t.split(n)[0] for n in range(300))
+        assert packed == t.most_packed(new)
+    for other in RESIDUALS:
+        o = pair(other, other).tensor("k")
+        assert t.waits_at_most_like(o) == all(t.split(n)[1] <= o.split(n)[1] for n in range(400)), other
+
+
 def test_kivi_splits_k_and_v_apart() -> None:
     """K keeps S mod R whole, V the last R; before the first flush neither has codes."""
     chosen = parse_kv("kivi2")

@@ -23,6 +23,8 @@ RECORDED = {
     "decode int4:group/32,asym int4:group/32,asym": 2.422,
     "decode int4:group/64,asym int4:group/64,asym": 1.895,
     "decode int2:group/32,asym int2:group/32,asym": 2.465,
+    "decode int2:channel/32,asym,recent=128 int2:group/32,asym,recent=128": 2.422,
+    "decode int8:channel/32 int8:channel/32": 2.471,
 }
 """Thread instructions per element of K and V in the loop, on Triton 3.6.0."""
 
@@ -37,10 +39,15 @@ def test_kernels_compile_to_asynchronous_copies_and_matrix_instructions(
             assert kernel["spills"] == 0
             continue
         assert kernel["asynchronous_copies"] > 0 and kernel["matrix_instructions"] > 0, kernel
+        by_channel = "channel/" in kernel["kernel"]
         # One load per tile is the page table's; rows and scales arrive asynchronously.
-        assert kernel["loop"]["HMMA"] > 0 and kernel["loop"].get("LDG", 0) <= 1, kernel
-        # Triton 3.4 pads the query heads to 16 columns and runs out of registers.
-        assert oldest or kernel["spills"] == 0, kernel
+        loads = kernel["loop"].get("LDG", 0)
+        assert kernel["loop"]["HMMA"] > 0 and (loads <= 1 or (oldest and by_channel)), kernel
+        # Triton 3.4 pads the query heads to 16 columns and runs out of registers. Scales by channel fill them all: with
+        # the pinned Triton nothing is spilled in the loop.
+        assert oldest or by_channel or kernel["spills"] == 0, kernel
+        if by_channel and found["triton"] == "3.6.0":
+            assert not {"LDL", "STL", "STS"} & set(kernel["loop"]), kernel
 
 
 def test_loop_is_as_long_as_recorded_on_the_pinned_triton(compile_ahead: CompileAhead) -> None:

@@ -117,12 +117,12 @@ def test_fp8_relative_error_is_flat_over_six_octaves_where_int8_is_not() -> None
 
 @pytest.mark.parametrize("spelling", [s for s in WITH_KERNEL if not s.startswith(("fp32", "fp16", "bf16"))])
 def test_no_input_decodes_to_nan_or_infinity(spelling: str) -> None:
-    x = rows(2, 16)
+    x = rows(2, 48)
     x[0, 0], x[0, 1, :3] = torch.nan, torch.tensor([torch.inf, -torch.inf, 1.0])
     x[0, 2], x[0, 3], x[0, 4], x[1, 5] = 0, 1e-30, 7.25, -x[1, 5].abs()
     x[1, 1] *= 1e9
     layout = layout_of(spelling)
-    values = decode(layout, "k", encode(layout, "k", x, calibrate(layout, "k", rows(2, 16, seed=1)) or None))
+    values = decode(layout, "k", encode(layout, "k", x, calibrate(layout, "k", rows(2, 48, seed=1)) or None))
     assert values.isfinite().all()
     if "asym" not in spelling or "token" in spelling:
         assert (values[0, 2] == 0).all()

@@ -12,18 +12,21 @@ from kvplan_kernels.store.reference import read_reference
 from kvplan_kernels.store.static import calibrate_cache
 from kvplan_kernels.testing import KERNEL, relative_error
 
-from kvplan.formats.grammar import parse_any
+from kvplan.formats.grammar import Pair, parse_kv
 from kvplan.formats.grid import Tensor, bind
 
 pytestmark = pytest.mark.gpu
 FORMATS = [
     "bf16", "int8", "int8:head", "fp8_e4m3", "fp8_e4m3:head", "int4", "int4:token,asym", "int2:token,asym",
-    "int8:group/32,asym", "int4:group/32,asym", "int2:group/32,asym",
+    "int8:group/32,asym", "int4:group/32,asym", "int2:group/32,asym", "kivi2", "kivi4", "int8:channel/32",
+    "int4:channel/32,asym", "int8,recent=128",
 ]  # fmt: skip
 
 
 def filled(fmt: str, batch: int, tokens: int, num_pages: int | None = None) -> tuple[Cache, torch.Tensor]:
-    layout = bind([Tensor(role, parse_any(fmt), 128) for role in ("k", "v")], 8, "bf16")
+    pair = parse_kv(fmt)
+    formats = (pair.k, pair.v) if isinstance(pair, Pair) else (pair, pair)
+    layout = bind([Tensor(role, f, 128) for role, f in zip("kv", formats, strict=True)], 8, "bf16")
     cache = allocate(layout, num_sequences=batch, max_tokens=tokens, page_size=128, device="cuda", num_pages=num_pages)
     generator = torch.Generator("cuda").manual_seed(5)
     k, v = (torch.randn(batch, tokens, 8, 128, generator=generator, device="cuda").bfloat16() for _ in range(2))
@@ -53,7 +56,7 @@ def test_fused_decode_takes_only_its_workspace(fmt: str) -> None:
     assert declared < 0.05 * 4 * 8192 * 8 * 256 * 2
 
 
-@pytest.mark.parametrize("fmt", ["int8", "fp8_e4m3", "int4:group/32,asym"])
+@pytest.mark.parametrize("fmt", ["int8", "fp8_e4m3", "int4:group/32,asym", "kivi2", "int8:channel/32"])
 def test_a_graph_follows_the_lengths(fmt: str) -> None:
     """Captured once at full length, replayed after the lengths shrank: nothing of the old lengths may survive."""
     cache, q = filled(fmt, 5, 1000)
@@ -71,7 +74,7 @@ def test_a_graph_follows_the_lengths(fmt: str) -> None:
         assert_right(out, q, cache)
 
 
-@pytest.mark.parametrize("fmt", ["bf16", "int8"])
+@pytest.mark.parametrize("fmt", ["bf16", "int8", "int8:channel/32"])
 def test_pools_beyond_2_31_elements(fmt: str) -> None:
     """The pages of the only request lie at the end of a pool of more than 2^31 elements per plane."""
     pages = 2**31 // (8 * 128 * 128) + 64

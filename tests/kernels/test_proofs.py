@@ -25,11 +25,15 @@ def verdicts(case: proofs.Small) -> dict[str, bool]:
     return {c.name: c.passed for c in proofs.prove(case)}
 
 
-@pytest.mark.parametrize("fmt", ["bf16", "int8", "int8:head", "fp8_e4m3:token"])
-def test_sound_kernels_pass(fmt: str) -> None:
+@pytest.mark.parametrize(
+    ("fmt", "proofs"),
+    [("bf16", 3), ("int8", 4), ("int8:head", 4), ("fp8_e4m3:token", 4), ("int4:channel/16,asym", 5),
+     ("int8,recent=80", 3)],
+)  # fmt: skip
+def test_sound_kernels_pass(fmt: str, proofs: int) -> None:
     found = verdicts(small(fmt))
     assert all(found.values()), found
-    assert len(found) == (3 if fmt == "bf16" else 4)
+    assert len(found) == proofs
 
 
 def test_a_kernel_that_ignores_scales_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,6 +54,19 @@ def test_a_kernel_that_reads_another_copy_is_caught(monkeypatch: pytest.MonkeyPa
     case, real = small(), proofs.decode
     monkeypatch.setattr(proofs, "decode", lambda q, cache, **kw: real(q, case.cache, **kw))
     assert not verdicts(case)["one flipped V code obeyed"]
+
+
+def test_a_kernel_that_forgets_waiting_rows_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, real = small("int8,recent=16"), proofs.decode
+
+    def forgets(q: Any, cache: Any, **kw: Any) -> Any:
+        stale = cache.clone()
+        stale.planes["v_recent"].copy_(case.cache.planes["v_recent"].roll(1, 2))
+        return real(q, stale, **kw)
+
+    monkeypatch.setattr(proofs, "decode", forgets)
+    found = verdicts(case)
+    assert not found["kernel on a small shuffled cache"] and not found["one flipped recent V value obeyed"]
 
 
 def test_one_wrong_byte_is_caught() -> None:

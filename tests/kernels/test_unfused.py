@@ -20,7 +20,8 @@ def filled(k: str, v: str = "", dims: tuple[int, int] = (96, 64)) -> Cache:
     """Three sequences of unequal length in shuffled pages whose unused bytes are NaN."""
     shuffle = torch.Generator().manual_seed(1)
     layout = layout_of(k, v, dims, HEADS)
-    cache = allocate(layout, num_sequences=3, max_tokens=48, page_size=16, device=DEVICE, shuffle=shuffle)
+    page = max(16, layout.page_multiple)
+    cache = allocate(layout, num_sequences=3, max_tokens=48, page_size=page, device=DEVICE, shuffle=shuffle)
     poison(cache, 0xFF)
     generator = torch.Generator().manual_seed(2)
     x, y = (torch.randn(3, 37, HEADS, d, generator=generator).to(DEVICE) for d in dims)
@@ -80,7 +81,8 @@ def test_scratch_bytes_are_what_the_path_allocates() -> None:
 
 def test_refusals() -> None:
     out = torch.empty(3, HEADS, 16, 96, device=DEVICE), torch.empty(3, HEADS, 16, 64, device=DEVICE)
-    with pytest.raises(UnsupportedError, match="recent=8"):
-        dequantise(filled("int8,recent=8"), *out)
+    with pytest.raises(UnsupportedError, match="pack=page"):
+        packed = layout_of("int8:channel/16,pack=page")
+        dequantise(allocate(packed, num_sequences=3, max_tokens=16, page_size=16, device=DEVICE), *out)
     with pytest.raises(ValueError, match="v: want"):
         dequantise(filled("int8"), out[0], out[1][:, :, :8])

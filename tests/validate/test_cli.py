@@ -40,6 +40,19 @@ def test_all_checks_are_green(run: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+def test_kivi_and_scales_by_channel_pass_all_proofs(capsys: pytest.CaptureFixture[str]) -> None:
+    """The residual is part of the bytes planned, allocated and read."""
+    argv = [*SMALL[:4], "--context", "40", "--batch", "1", "--kv", "kivi4/16,recent=32", "--json"]
+    assert main(argv) == ExitCode.OK
+    report = ValidationReport.model_validate_json(capsys.readouterr().out)
+    kivi = report.results[1]
+    assert report.passed and kivi.format == "kivi4/16,recent=32" and len(kivi.checks) == 7
+    assert "one flipped recent V value obeyed" in {c.name for c in kivi.checks}
+    # 30 layers, 3 heads: a page of 128 tokens with codes and metadata, and 32 rows of K and V that wait in 16 bit.
+    assert kivi.cache_bytes == 30 * 3 * (128 * (2 * 32 + 2 * 16) + 2 * 32 * 64 * 2)
+
+
+@pytest.mark.slow
 def test_kernel_error_and_format_error_are_apart(run: dict[str, Any]) -> None:
     by_format = {r["format"]: r for r in run["report"]["results"]}
     int8 = by_format["int8"]["format_error"]
@@ -82,7 +95,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (["validate", "lama-3.1-8b", "--device", "cpu"], ExitCode.INPUT, "lama-3.1-8b", "llama-3.1-8b"),
         ([*SMALL, "--kv", "int9"], ExitCode.USAGE, "int9", "int8"),
         ([*SMALL, "--kv", "fp4_e2m1"], ExitCode.UNSUPPORTED, "fp4_e2m1", "int8"),
-        ([*SMALL, "--kv", "kivi2"], ExitCode.UNSUPPORTED, "kivi2", "int8"),
+        ([*SMALL, "--kv", "int3"], ExitCode.UNSUPPORTED, "int3", "int8"),
         ([*SMALL[:4], "--context", "32k"], ExitCode.USAGE, "above the maximum", "8192"),
         ([*SMALL[:4], "--context", "8k"], ExitCode.USAGE, "too many", "2,048"),
         ([*SMALL[:4], "--context", "0"], ExitCode.USAGE, "context", "positive"),

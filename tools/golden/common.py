@@ -30,11 +30,14 @@ class Outcome:
 
 
 def figures(record: str, expected: Mapping[str, Any], compute: Callable[[], Mapping[str, Any]]) -> Outcome:
-    """Compare figures by name; a refusal of ours is different."""
+    """Compare figures by name; a refusal of ours is different, and so is a record that cannot be read."""
     try:
         found = dict(compute())
     except KvplanError as error:
         return Outcome(record, "figures", DIFFERENT, dict(expected), f"refused: {error.message}")
+    except (AssertionError, KeyError, TypeError, ValueError, IndexError) as error:
+        # One odd record must not end the comparison of the others.
+        return Outcome(record, "figures", DIFFERENT, dict(expected), f"not understood: {error!r:.200}")
     verdict = EQUAL if found == dict(expected) else DIFFERENT
     return Outcome(record, "figures", verdict, dict(expected), found)
 

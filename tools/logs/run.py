@@ -11,6 +11,7 @@ from pkgutil import iter_modules
 from typing import Any
 
 import logs
+from kvplan.errors import KvplanError
 from logs.common import DIFFERENT, EXPLAINED, Finding
 
 _FRAME = ("common", "run")
@@ -27,7 +28,17 @@ def compare(path: Path) -> list[Finding]:
     """Every log of a file."""
     by_engine = readers()
     records = json.loads(path.read_text(encoding="utf-8"))["records"]
-    return [by_engine[r["engine"]].check(r) for r in records]
+    return [_check(by_engine, r) for r in records]
+
+
+def _check(by_engine: dict[str, Any], record: dict[str, Any]) -> Finding:
+    """One log; a record that cannot be read is different, and does not end the comparison of the others."""
+    try:
+        finding: Finding = by_engine[record["engine"]].check(record)
+    except (KvplanError, AssertionError, KeyError, TypeError, ValueError, IndexError) as error:
+        why = f"not understood: {error!r:.200}"
+        return Finding(record["id"], record["engine"], record["evidence_strength"], DIFFERENT, why=why)
+    return finding
 
 
 def logs_command(path: Path, as_json: bool) -> int:

@@ -1,7 +1,9 @@
 """How a decode launch is shaped: tile, warps, stages, resident programs. One readable table.
 
-From the study on an H200 (head_dim 128; `groups` is int4:group/32). Two rules hold for every entry: resident warps per
-SM are a multiple of 4 and the grid is exactly SMs x programs per SM. Break either and a kernel loses 20 to 35 percent.
+From the study on an H200 (head_dim 128; `groups` is int4:group/32). The two rows by channel are from instruction
+counts: more than one warp would exchange the query's product with the scales through shared memory. Two rules hold for
+every entry: resident warps per SM are a multiple of 4 and the grid is exactly SMs x programs per SM. Break either and a
+kernel loses 20 to 35 percent.
 """
 
 from __future__ import annotations
@@ -58,6 +60,8 @@ TABLE = {
     "int4": DecodeConfig(64, 1, 3, 8),
     "int2": DecodeConfig(128, 1, 3, 8),
     "groups": DecodeConfig(32, 1, 3, 8),
+    "channels": DecodeConfig(64, 1, 3, 8),
+    "8-bit channels": DecodeConfig(64, 1, 3, 4),
 }
 
 
@@ -66,9 +70,11 @@ def format_class(layout: Layout) -> str:
     views = [layout.view(r) for r in ("k", "v")]
     if any(v.bits == 16 for v in views):
         return "16 bit"
+    widest = max(v.bits for v in views)
+    if any(v.by_channel for v in views):
+        return "channels" if widest < 8 else "8-bit channels"
     if any(v.groups > 1 for v in views):
         return "groups"
-    widest = max(v.bits for v in views)
     return f"int{widest}" if any(v.is_int and v.bits == widest for v in views) else "fp8"
 
 
@@ -102,6 +108,12 @@ def default_config(layout: Layout, page_size: int, group: int) -> DecodeConfig:
     while ctas * tokens * in_flight > SM_BYTES and tokens > 16:
         tokens //= 2
     return replace(config, block_tokens=tokens, num_warps=warps, ctas_per_sm=ctas)
+
+
+def part_tokens(layout: Layout, block_tokens: int) -> int:
+    """Tokens of a tile that share every scale: all of them, or with channel/N as many as one group has in the tile."""
+    groups = [v.group for v in map(layout.view, ("k", "v")) if v.by_channel]
+    return gcd(block_tokens, *groups)
 
 
 def padded_words(words: int) -> int:

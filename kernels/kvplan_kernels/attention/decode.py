@@ -1,147 +1,28 @@
-"""Fused dequantise + decode attention over a paged, quantised KV cache, split over the context.
-
-Loads tiles of BN tokens of one KV head: K and V words `[words, BN]` (tokens on the MMA's M axis, query heads on N), one
-32-bit word of metadata per token. Scores are `[BN, HEADS]`, outputs `[words, HEADS]` per plane of channels. Codes are
-unpacked to fp16 in registers; scales never touch them: K's go on the scores, V's on the probabilities, static ones on
-the softmax scale and the output. Softmax in base 2, probabilities kept times 256 so that fp16 does not lose small ones.
-"""
+"""The launcher of the fused dequantise + decode attention (kernel.py, then combine.py)."""
 
 from __future__ import annotations
 
 import torch
 import triton
-import triton.language as tl
 
 from kvplan.formats.layout import Layout
 from kvplan_kernels.attention.combine import combine
-from kvplan_kernels.attention.config import DecodeConfig, default_config, padded_words
+from kvplan_kernels.attention.config import DecodeConfig, default_config, padded_words, part_tokens
 from kvplan_kernels.attention.door import check_memory, check_query, check_supported
-from kvplan_kernels.attention.load import load_query, shift_queries, word_offsets
-from kvplan_kernels.attention.tile import NO_SCORE, attend, finish_output, zero_planes
-from kvplan_kernels.attention.work import SCAN, busy_programs, find_request, tile_starts
+from kvplan_kernels.attention.kernel import decode_kernel
+from kvplan_kernels.attention.work import SCAN, tile_starts
 from kvplan_kernels.attention.workspace import Workspace
 from kvplan_kernels.cache import Cache
-from kvplan_kernels.codecs.grid_tiles import channels, unit_log2
-from kvplan_kernels.codecs.planar_tiles import output_plane
-from kvplan_kernels.dialect import LEAST_COLUMNS, has_dependent_launch, loop_bound
+from kvplan_kernels.codecs.grid_tiles import unit_log2
+from kvplan_kernels.dialect import LEAST_COLUMNS, has_dependent_launch
 
 LOG2_E = 1.4426950408889634
-
-
-@triton.jit(do_not_specialize=["sm_scale", "num_requests", "max_pages"])
-def decode_kernel(
-    Q,
-    K_WORDS,
-    V_WORDS,
-    K_META,
-    V_META,
-    K_SCALE,
-    V_SCALE,
-    V_ZERO,
-    PART_OUT,
-    PART_LSE,
-    PAGE_TABLE,
-    LENGTHS,
-    TILE_STARTS,
-    sm_scale,
-    num_requests,
-    max_pages,
-    K: tl.constexpr,
-    V: tl.constexpr,
-    HKV: tl.constexpr,
-    G: tl.constexpr,
-    HEADS: tl.constexpr,
-    PAGE: tl.constexpr,
-    BN: tl.constexpr,
-    KW: tl.constexpr,
-    VW: tl.constexpr,
-    K_UNIT: tl.constexpr,
-    V_UNIT: tl.constexpr,
-    ONE_META: tl.constexpr,
-    NATIVE_FP8: tl.constexpr,
-    STAGES: tl.constexpr,
-    SCAN: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """One program: its range of the work list, one (request, KV head) segment after the other.
-
-    Q `[B, HKV * G, K.dim]`; *_WORDS `[pages, HKV, PAGE, words]`; *_META int32 view of `[pages, HKV, PAGE, items]`;
-    *_SCALE, V_ZERO `[HKV or 1, items]`; PART_OUT `[slots, G, V.dim]`, PART_LSE `[slots, G]`; PAGE_TABLE
-    `[B, max_pages]`; TILE_STARTS `[B + 1]`. `sm_scale` includes log2(e). KW, VW: words of a stripe, padded.
-    """
-    # One pointer for one plane, so that loads of the same words are merged.
-    if ONE_META:
-        V_META = K_META
-    V_PLANES: tl.constexpr = V.fields_per_word
-    V_STRIPES: tl.constexpr = V.stripes
-    K_GROUPS: tl.constexpr = K.groups
-    i_program = tl.program_id(0)
-    total = tl.load(TILE_STARTS + num_requests).to(tl.int64) * HKV
-    programs = busy_programs(total)
-    at = i_program * total // tl.maximum(programs, 1)
-    end = tl.where(i_program < programs, (i_program + 1) * total // tl.maximum(programs, 1), at)
-    o_head = tl.arange(0, HEADS)
-    o_token = tl.arange(0, BN)
-    o_kw = tl.arange(0, KW)
-    o_vw = tl.arange(0, VW)
-    o_k = word_offsets(K, KW, BN)
-    o_v = word_offsets(V, VW, BN)
-    while at < end:
-        i_request = find_request(TILE_STARTS, num_requests, (at // HKV).to(tl.int32), SCAN)
-        length = tl.load(LENGTHS + i_request)
-        tiles = (length + BN - 1) // BN
-        inside = (at - tl.load(TILE_STARTS + i_request).to(tl.int64) * HKV).to(tl.int32)
-        i_head = inside // tiles
-        first = inside % tiles
-        last = tl.minimum(tiles, first + (end - at).to(tl.int32))
-        full = tl.minimum(last, length // BN)
-        i_pair = i_request.to(tl.int64) * HKV + i_head
-        p_table = PAGE_TABLE + i_request.to(tl.int64) * max_pages
-        q, b_qsum, b_unit = load_query(Q + i_pair * (G * K.dim), K_SCALE, i_head, K_WORDS, o_kw, o_head, K, G)
-        k_factor = sm_scale * b_unit * (2.0**-K_UNIT)
-        q_sum = ()
-        if K.meta_dot:
-            q_sum = shift_queries(b_qsum, b_unit, sm_scale, K)
-        else:
-            for g in tl.static_range(K_GROUPS):
-                q_sum = q_sum + (b_qsum[g] * sm_scale,)
-        m = tl.full([HEADS], NO_SCORE, tl.float32)
-        l = tl.zeros([8, HEADS], tl.float32)
-        acc = zero_planes(VW, HEADS, V_STRIPES * V_PLANES)
-        # A page is looked up one tile ahead: its latency would otherwise cost the pipeline a stage.
-        i_page = tl.load(p_table + first * BN // PAGE)
-        for i_tile in tl.range(loop_bound(first), loop_bound(full), num_stages=STAGES):
-            i_next = tl.load(p_table + tl.minimum(i_tile + 1, last - 1) * BN // PAGE)
-            m, l, acc = attend(
-                i_tile, m, l, acc, q, q_sum, k_factor, K_WORDS, V_WORDS, K_META, V_META, i_page, i_head, length,
-                o_k, o_v, o_kw, o_vw, o_token, K, V, HKV, PAGE, BN, K_UNIT, V_UNIT, NATIVE_FP8, False,
-            )  # fmt: skip
-            i_page = i_next
-        if last > full:
-            m, l, acc = attend(
-                full, m, l, acc, q, q_sum, k_factor, K_WORDS, V_WORDS, K_META, V_META, i_page, i_head, length,
-                o_k, o_v, o_kw, o_vw, o_token, K, V, HKV, PAGE, BN, K_UNIT, V_UNIT, NATIVE_FP8, True,
-            )  # fmt: skip
-        slot = i_program + i_pair
-        b_sum = tl.sum(l, 0)
-        tl.store(PART_LSE + slot * G + o_head, m + tl.math.log2(b_sum), mask=o_head < G)
-        b_inverse = 1.0 / b_sum
-        m_word = o_vw < V.stripe_words
-        for i_stripe in tl.static_range(V_STRIPES):
-            for j in tl.static_range(V_PLANES):
-                o_channel = channels(o_vw, i_stripe, j, V)
-                b_out = output_plane(acc, i_stripe * V_PLANES + j, j, V)
-                b_out = finish_output(b_out, b_inverse, V_SCALE, V_ZERO, i_head, o_channel, m_word, V, V_UNIT)
-                p_out = PART_OUT + (slot * G + o_head[None, :]) * V.dim + o_channel[:, None]
-                tl.store(p_out, b_out, mask=(o_head < G)[None, :] & m_word[:, None])
-        at += last - first
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
 
 
 def decode_constants(layout: Layout, page_size: int, group: int, config: DecodeConfig, capability: int) -> dict:
     """Constexprs of `decode_kernel`; `capability` is 10 * major + minor (the interpreter uses 90)."""
     k, v = layout.view("k"), layout.view("v")
+    keys, values = layout.tensor("k"), layout.tensor("v")
     native = capability >= 89
     return {
         "K": k,
@@ -151,11 +32,17 @@ def decode_constants(layout: Layout, page_size: int, group: int, config: DecodeC
         "HEADS": max(LEAST_COLUMNS, triton.next_power_of_2(group)),
         "PAGE": page_size,
         "BN": config.block_tokens,
+        "PART": part_tokens(layout, config.block_tokens),
         "KW": padded_words(k.stripe_words),
         "VW": padded_words(v.stripe_words),
         "K_UNIT": unit_log2(k, native),
         "V_UNIT": unit_log2(v, native),
-        "ONE_META": k.has_row_scale and v.has_row_scale and layout.plane("k", "scale") is layout.plane("v", "scale"),
+        "ONE_META": k.meta_stride > 0
+        and v.meta_stride > 0
+        and layout.plane("k", "scale") is layout.plane("v", "scale"),
+        # Whether keys may be packed where values wait, and the other way round.
+        "EARLY_KEYS": not values.waits_at_most_like(keys),
+        "LATE_KEYS": not keys.waits_at_most_like(values),
         "NATIVE_FP8": native,
         "STAGES": config.num_stages,
         "SCAN": SCAN,
@@ -180,7 +67,8 @@ def decode(
         cache: K and V of one layer; `cache.lengths[b]` rows of request b are read, 0 gives zeros.
         sm_scale: factor on the logits, default Dk ** -0.5.
         out: `(B, HQ, Dv)`, fp16, bf16 or fp32; allocated in q's dtype if not given.
-        work: `tile_starts(cache.lengths, config.block_tokens)`, once per step for all layers; made here if not given.
+        work: `tile_starts(cache.lengths, config.block_tokens, layout.view("v"))`, once per step for all layers; made
+            here if not given.
         workspace: from `make_workspace`; allocated here if not given.
 
     Returns:
@@ -202,7 +90,7 @@ def decode(
     check_memory(cache, config, out, (requests, q.shape[1], v.dim), work, workspace)
     programs = config.num_programs(q.device)
     if work is None:
-        work = tile_starts(cache.lengths, config.block_tokens, workspace.tile_starts)
+        work = tile_starts(cache.lengths, config.block_tokens, v, workspace.tile_starts)
     constants = decode_constants(layout, cache.page_size, group, config, _capability(q.device))
     scale = (k.dim**-0.5 if sm_scale is None else sm_scale) * LOG2_E
     decode_kernel[(programs,)](
@@ -214,6 +102,8 @@ def decode(
         _or(cache.static("k"), q),
         _or(cache.static("v"), q),
         _or(cache.static("v", "zero"), q),
+        _or(cache.residual("k"), q),
+        _or(cache.residual("v"), q),
         workspace.part_out,
         workspace.part_lse,
         cache.page_table,

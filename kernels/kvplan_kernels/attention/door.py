@@ -6,7 +6,9 @@ import torch
 
 from kvplan.errors import UnsupportedError
 from kvplan.formats.layout import Layout
-from kvplan_kernels.attention.config import DecodeConfig
+from kvplan_kernels.attention.by_channel import COLUMNS
+from kvplan_kernels.attention.config import DecodeConfig, part_tokens
+from kvplan_kernels.attention.work import RECENT_TOKENS
 from kvplan_kernels.attention.workspace import Workspace, num_slots
 from kvplan_kernels.cache import Cache
 from kvplan_kernels.codecs.grid_tiles import has_tiles
@@ -16,14 +18,20 @@ def check_supported(layout: Layout) -> None:
     """Refuse by name what the kernel cannot read yet.
 
     Raises:
-        UnsupportedError: groups over tokens, residuals, 32-bit rows, numbers without tile functions.
+        UnsupportedError: 32-bit rows, numbers without tile functions, groups of tokens that cut a matrix step.
     """
     for role in ("k", "v"):
         tensor, view = layout.tensor(role), layout.view(role)
-        if not has_tiles(view) or tensor.recent:
+        if not has_tiles(view):
             raise UnsupportedError(
                 f"{role} format {tensor.spelling} has no decode kernel yet",
-                "kernels read fp16, bf16, fp8, int8, int4 and int2 by tensor, head, channel, token or group/N",
+                "kernels read fp16, bf16, fp8, int8, int4 and int2, by any granularity",
+            )
+        if (view.by_channel and view.group % RECENT_TOKENS.value) or view.recent_storage == "fp32":
+            raise UnsupportedError(
+                f"{role} format {tensor.spelling} has no decode kernel: a matrix step takes 16 tokens of one group, "
+                "and recent rows of 16 bit",
+                "use channel/16, channel/32 or another multiple of 16, with a 16-bit model",
             )
 
 
@@ -61,6 +69,9 @@ def check_memory(
     """
     if cache.page_size % config.block_tokens:
         raise ValueError(f"tiles of {config.block_tokens} tokens straddle pages of {cache.page_size}")
+    parts = config.block_tokens // part_tokens(cache.layout, config.block_tokens)
+    if parts > COLUMNS.value:
+        raise ValueError(f"tiles of {config.block_tokens} tokens have {parts} groups, at most {COLUMNS.value}")
     if tuple(out.shape) != out_shape or not out.is_contiguous():
         raise ValueError(f"out is {tuple(out.shape)}, expected {out_shape}, contiguous")
     requests, heads, dim_v = out_shape

@@ -7,6 +7,7 @@ page holds there.
 import triton
 import triton.language as tl
 
+from kvplan_kernels.attention.by_channel import load_channel_scales
 from kvplan_kernels.codecs.grid_tiles import centre, channels, load_meta
 from kvplan_kernels.codecs.planar_tiles import query_plane
 from kvplan_kernels.dialect import cast
@@ -14,7 +15,7 @@ from kvplan_kernels.dialect import cast
 
 @triton.jit
 def load_meta_rows(META, row, o_token, m_token, T: tl.constexpr, MASKED: tl.constexpr):
-    """Metadata of the tile's rows, all items [BN, items padded], fp16; 0 where none is needed."""
+    """Metadata of the part's rows, all items [PART, items padded], fp16; 0 where none is needed."""
     if T.meta_dot:
         ITEMS: tl.constexpr = triton.next_power_of_2(T.meta_stride) if T.meta_stride > 16 else 16
         o_item = tl.arange(0, ITEMS)
@@ -88,6 +89,24 @@ def load_words(p_row, o_words, o_word, m_token, T: tl.constexpr, MASKED: tl.cons
 
 
 @triton.jit
+def load_scales(
+    META, row, o_token, o_word, m_token, exists, SHIFTS: tl.constexpr, T: tl.constexpr, MASKED: tl.constexpr
+):  # fmt: skip
+    """(scales, zeros) of the tile that begins at `row`: words of `load_row_meta`, or vectors of `load_channel_scales`,
+    which leave out the zeros without SHIFTS.
+    """
+    if T.by_channel:
+        PAIRS: tl.constexpr = not SHIFTS and T.planar and T.words == 16 and T.meta_storage == "fp16"
+        scales = load_channel_scales(META, row, o_word, exists, T.scale_at, PAIRS, T, MASKED)
+        zeros = ()
+        if SHIFTS and T.asym:
+            zeros = load_channel_scales(META, row, o_word, exists, T.zero_at, False, T, MASKED)
+        return scales, zeros
+    else:
+        return load_row_meta(META, row, o_token, m_token, T, MASKED)
+
+
+@triton.jit
 def load_row_meta(META, row, o_token, m_token, T: tl.constexpr, MASKED: tl.constexpr):
     """(scales, zeros): per group the words of metadata [BN] of the tile that begins at `row`; empty without."""
     GROUPS: tl.constexpr = T.groups
@@ -135,9 +154,7 @@ def load_query(p_query, K_SCALE, i_head, K_WORDS, o_word, o_head, K: tl.constexp
                 if (j * K.field_step + i_stripe * K.stripe_step) // K.group_width == g:
                     total += tl.sum(rows[i_stripe * PLANES + j], 0)
         sums = sums + (total,)
-    exponent = top.to(tl.int32, bitcast=True) & 0x7F800000
-    unit = exponent.to(tl.float32, bitcast=True)
-    inverse = (0x7F000000 - exponent).to(tl.float32, bitcast=True)
+    unit, inverse = power_of_two(top)
     planes = ()
     for i_stripe in tl.static_range(STRIPES):
         for j in tl.static_range(PLANES):
@@ -145,3 +162,10 @@ def load_query(p_query, K_SCALE, i_head, K_WORDS, o_word, o_head, K: tl.constexp
     if K.static_items == 1:
         unit = unit * tl.load(K_SCALE + (i_head if K.static_per_head else 0)).to(tl.float32)
     return planes, sums, unit
+
+
+@triton.jit
+def power_of_two(top):
+    """The power of two in `top` >= 0 and its inverse, both exact."""
+    exponent = top.to(tl.int32, bitcast=True) & 0x7F800000
+    return exponent.to(tl.float32, bitcast=True), (0x7F000000 - exponent).to(tl.float32, bitcast=True)

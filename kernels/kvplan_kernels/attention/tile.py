@@ -1,4 +1,4 @@
-"""One tile of tokens in registers: scores, softmax step, outputs. Shared by the attention kernels.
+"""One tile of tokens in registers: scores and outputs. Shared by the attention kernels.
 
 Tokens lie on the MMA's M axis and query heads on N: scores are `[BN, HEADS]`, outputs `[words, HEADS]`, one tile per
 plane of channels. Both K and V tiles are loaded as `[words, BN]`; other spellings cost the asynchronous copies.
@@ -7,56 +7,30 @@ plane of channels. Both K and V tiles are loaded as `[words, BN]`; other spellin
 import triton
 import triton.language as tl
 
-from kvplan_kernels.attention.load import load_meta_rows, load_row_meta, load_stripes
+from kvplan_kernels.attention.by_channel import column, outputs_by_channel, scores_by_channel
 from kvplan_kernels.codecs.grid_tiles import centre, meta_value, scale_columns, unpack
-from kvplan_kernels.codecs.planar_tiles import plane_weight
+from kvplan_kernels.codecs.planar_tiles import output_plane, plane_weight
 from kvplan_kernels.dialect import cast, dot
 
-NO_SCORE = tl.constexpr(-1.0e30)
-P_SHIFT = tl.constexpr(8.0)
-
 
 @triton.jit
-def attend(
-    i_tile, m, l, acc, q, q_sum, k_factor, K_WORDS, V_WORDS, K_META, V_META, i_page, i_head, length,
-    o_k, o_v, o_kw, o_vw, o_token, K: tl.constexpr, V: tl.constexpr, HKV: tl.constexpr, PAGE: tl.constexpr,
-    BN: tl.constexpr, K_UNIT: tl.constexpr, V_UNIT: tl.constexpr, NATIVE_FP8: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    """Add one tile of BN tokens to the running softmax: m [HEADS], l [8, HEADS], acc planes [VW, HEADS]."""
-    i_token = i_tile * BN
-    row = (i_page.to(tl.int64) * HKV + i_head) * PAGE + i_token % PAGE
-    m_token = o_token < length - i_token
-    k_words = load_stripes(K_WORDS + row * K.words, o_k, o_kw, m_token, K, MASKED)
-    k_scales, k_zeros = load_row_meta(K_META, row, o_token, m_token, K, MASKED)
-    v_words = load_stripes(V_WORDS + row * V.words, o_v, o_vw, m_token, V, MASKED)
-    v_scales, v_zeros = load_row_meta(V_META, row, o_token, m_token, V, MASKED)
-
-    k_meta = load_meta_rows(K_META, row, o_token, m_token, K, MASKED)
-    v_meta = load_meta_rows(V_META, row, o_token, m_token, V, MASKED)
-
-    k = unpack_stripes(k_words, K, NATIVE_FP8)
-    s = scores(k, q, q_sum, k_factor, k_scales, k_zeros, k_meta, o_token, K)
-    if MASKED:
-        s = tl.where(m_token[:, None], s, NO_SCORE)
-
-    m_new = tl.maximum(m, tl.max(s, 0))
-    p = tl.math.exp2(s - (m_new - P_SHIFT)[None, :])
-    keep = tl.math.exp2(m - m_new)
-    # Eight partial sums per head, so that the loop needs no exchange between threads for l.
-    l = l * keep[None, :] + tl.sum(p.reshape(BN // 8, 8, m.shape[0]), 0)
-
-    v = unpack_stripes(v_words, V, NATIVE_FP8)
-    acc = outputs(v, acc, p, keep, v_scales, v_zeros, v_meta, o_token, V, V_UNIT)
-    return m_new, l, acc
-
-
-@triton.jit
-def scores(k, q, q_sum, k_factor, k_scales, k_zeros, k_meta, o_token, K: tl.constexpr):
+def scores(k, q, q_sum, k_factor, k_scales, k_zeros, k_meta, o_token, i: tl.constexpr, K: tl.constexpr):
     """Scores [BN, HEADS] in base 2, group by group of channels that share a scale.
 
-    `q_sum`: per group, [HEADS], or with `meta_dot` what `shift_queries` returns; `k_scales`, `k_zeros`: per group, [BN]
-    words of metadata.
+    `q_sum`: per group, [HEADS], or with `meta_dot` what `shift_queries` returns, or with channel/N of the tile what
+    `zero_scores` returns, of which this is part `i`; `k_scales`, `k_zeros`: per group, [PART] words of metadata, or
+    with channel/N per plane what `load_channel_scales` returns.
     """
+    if K.by_channel:
+        shift = column(q_sum, i) if K.is_int else 0
+        return scores_by_channel(k, q, shift, k_factor, k_scales, o_token.shape[0], K)
+    else:
+        return scores_by_row(k, q, q_sum, k_factor, k_scales, k_zeros, k_meta, o_token, K)
+
+
+@triton.jit
+def scores_by_row(k, q, q_sum, k_factor, k_scales, k_zeros, k_meta, o_token, K: tl.constexpr):
+    """`scores` of formats whose scales belong to a row, or to a layer."""
     GROUPS: tl.constexpr = K.groups
     STRIPES: tl.constexpr = K.stripes
     PLANES: tl.constexpr = K.fields_per_word
@@ -85,10 +59,25 @@ def scores(k, q, q_sum, k_factor, k_scales, k_zeros, k_meta, o_token, K: tl.cons
 
 
 @triton.jit
-def outputs(v, acc, p, keep, v_scales, v_zeros, v_meta, o_token, V: tl.constexpr, V_UNIT: tl.constexpr):
-    """Planes [VW, HEADS] of the output after one more tile of probabilities `p` [BN, HEADS].
+def outputs(
+    v, acc, p, keep, v_scales, v_zeros, v_meta, o_token, V: tl.constexpr, V_UNIT: tl.constexpr, FIRST: tl.constexpr
+):  # fmt: skip
+    """Planes [VW, HEADS] of the output after one more part of probabilities `p` [PART, HEADS]; the FIRST part of a tile
+    also takes `keep` of what was there before.
+    """
+    if V.by_channel:
+        return outputs_by_channel(v, acc, p, keep, v_scales, v_zeros, V, V_UNIT, FIRST)
+    else:
+        return outputs_by_row(v, acc, p, keep, v_scales, v_zeros, v_meta, o_token, V, V_UNIT, FIRST)
 
-    Integer codes are centred tile by tile, or the matrix unit's truncation would drift.
+
+@triton.jit
+def outputs_by_row(
+    v, acc, p, keep, v_scales, v_zeros, v_meta, o_token, V: tl.constexpr, V_UNIT: tl.constexpr, FIRST: tl.constexpr
+):  # fmt: skip
+    """`outputs` of formats whose scales belong to a row, or to a layer.
+
+    Integer codes are centred part by part, or the matrix unit's truncation would drift.
     """
     GROUPS: tl.constexpr = V.groups
     STRIPES: tl.constexpr = V.stripes
@@ -118,7 +107,9 @@ def outputs(v, acc, p, keep, v_scales, v_zeros, v_meta, o_token, V: tl.constexpr
     new = ()
     for i_stripe in tl.static_range(STRIPES):
         for j in tl.static_range(PLANES):
-            start = acc[i_stripe * PLANES + j] * keep[None, :]
+            start = acc[i_stripe * PLANES + j]
+            if FIRST:
+                start = start * keep[None, :]
             if V.is_int:
                 b_shift = shifts[(j * V.field_step + i_stripe * V.stripe_step) // V.group_width]
                 start += (b_shift * (plane_weight(j, V) * 2.0**V_UNIT))[None, :]
@@ -139,6 +130,18 @@ def unpack_stripes(tiles, T: tl.constexpr, NATIVE_FP8: tl.constexpr):
     planes = ()
     for i_stripe in tl.static_range(STRIPES):
         planes = planes + unpack(tiles[i_stripe], T, NATIVE_FP8)
+    return planes
+
+
+@triton.jit
+def natural_planes(acc, V: tl.constexpr, V_UNIT: tl.constexpr):
+    """Sums over the fields of packed values as sums over channels, to which waiting values can be added."""
+    STRIPES: tl.constexpr = V.stripes
+    PLANES: tl.constexpr = V.fields_per_word
+    planes = ()
+    for i_stripe in tl.static_range(STRIPES):
+        for j in tl.static_range(PLANES):
+            planes = planes + (output_plane(acc, i_stripe * PLANES + j, j, V) * 2.0**-V_UNIT,)
     return planes
 
 

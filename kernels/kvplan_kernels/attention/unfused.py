@@ -1,7 +1,7 @@
 """The unfused baseline: dequantise every page in use to a dense 16-bit copy in memory, then torch's attention on it.
 
-Loads codes and row scales through the page table, stores `(B, HKV, T, D)`. It exists so that the benefit of fusion is
-measured; its scratch memory is `scratch_bytes`.
+Loads codes and scales through the page table and waiting rows from the residual, stores `(B, HKV, T, D)`. It exists so
+that the benefit of fusion is measured; its scratch memory is `scratch_bytes`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from kvplan.formats.layout import Layout
 from kvplan_kernels.cache import Cache
 from kvplan_kernels.codecs.convert import decode_code, decode_field, round_to, to_fp32
 from kvplan_kernels.codecs.limits import check_kernel, grid_of
+from kvplan_kernels.codecs.split import packed_tokens
 from kvplan_kernels.store.door import code_bits
 
 # Tokens per program.
@@ -28,7 +29,7 @@ _NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 @triton.jit
 def _dequantise_kernel(
     p_k_out, p_v_out, p_k_codes, p_v_codes, p_k_meta, p_v_meta, p_k_scale, p_v_scale, p_k_zero, p_v_zero,
-    p_table, p_lengths, num_tokens, max_pages,
+    p_k_ring, p_v_ring, p_table, p_lengths, num_tokens, max_pages,
     K: tl.constexpr, V: tl.constexpr, KG: tl.constexpr, VG: tl.constexpr,
     HKV: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, OUT: tl.constexpr,
 ):  # fmt: skip
@@ -38,14 +39,35 @@ def _dequantise_kernel(
     # (TILE,)
     o_token = tl.program_id(0) * TILE + tl.arange(0, TILE)
     m_out = o_token < num_tokens
-    m_token = m_out & (o_token < tl.load(p_lengths + i_seq))
-    page = tl.load(p_table + i_seq * max_pages + o_token // PAGE, mask=m_token, other=0).to(tl.int64)
+    length = tl.load(p_lengths + i_seq)
+    m_page = m_out & (o_token < tl.maximum(packed_tokens(length, K), packed_tokens(length, V)))
+    page = tl.load(p_table + i_seq * max_pages + o_token // PAGE, mask=m_page, other=0).to(tl.int64)
     o_row = (page * HKV + i_head) * PAGE + o_token % PAGE
     o_out = (i_seq * HKV + i_head) * num_tokens + o_token
     if i_side == 0:
+        m_token = m_page & (o_token < packed_tokens(length, K)) if K.recent else m_page
         _read_rows(p_k_out, o_out, m_out, o_row, m_token, i_head, p_k_codes, p_k_meta, p_k_scale, p_k_zero, K, KG, OUT)
+        _read_ring(p_k_out, o_out, o_token, m_out, length, p_k_ring, i_seq * HKV + i_head, K, OUT)
     else:
+        m_token = m_page & (o_token < packed_tokens(length, V)) if V.recent else m_page
         _read_rows(p_v_out, o_out, m_out, o_row, m_token, i_head, p_v_codes, p_v_meta, p_v_scale, p_v_zero, V, VG, OUT)
+        _read_ring(p_v_out, o_out, o_token, m_out, length, p_v_ring, i_seq * HKV + i_head, V, OUT)
+
+
+@triton.jit
+def _read_ring(p_out, o_out, o_token, m_out, length, p_ring, i_pair, L: tl.constexpr, OUT: tl.constexpr):
+    """Rows of one tile that wait in the residual, over the zeros that `_read_rows` left for them."""
+    if L.recent:
+        o_channel = tl.arange(0, triton.next_power_of_2(L.dim))
+        m_row = m_out & (o_token < length) & (o_token >= packed_tokens(length, L))
+        m = m_row[:, None] & (o_channel < L.dim)[None, :]
+        o_slot = i_pair * L.recent + o_token % L.recent
+        x = tl.load(p_ring + o_slot[:, None] * L.dim + o_channel[None, :], mask=m, other=0.0)
+        if L.recent_storage != OUT:
+            x = round_to(to_fp32(x), OUT)
+        # The zeros were stored by other threads of this program.
+        tl.debug_barrier()
+        tl.store(p_out + o_out[:, None] * L.dim + o_channel[None, :], x, mask=m)
 
 
 @triton.jit
@@ -106,8 +128,15 @@ def _read_words(
 
 @triton.jit
 def _value(code, o_channel, m_channel, o_row, m_token, i_head, p_meta, p_scale, p_zero, i_group, L: tl.constexpr):
-    """scale * code + zero of fp32 codes (TILE, channels), all of one group."""
-    if L.has_row_scale:
+    """scale * code + zero of fp32 codes (TILE, channels), all of one group of channels."""
+    if L.by_channel:
+        # A group never straddles a page, so its slot is a row's over the group; (TILE, channels).
+        p_slot = p_meta + (o_row // L.group * L.meta_stride)[:, None] + o_channel[None, :]
+        m = m_token[:, None] & m_channel[None, :]
+        x = code * to_fp32(tl.load(p_slot + L.scale_at, mask=m, other=0.0))
+        if L.asym:
+            x = x + to_fp32(tl.load(p_slot + L.zero_at, mask=m, other=0.0))
+    elif L.has_row_scale:
         p_row = p_meta + o_row * L.meta_stride + i_group
         x = code * to_fp32(tl.load(p_row + L.scale_at, mask=m_token, other=0.0))[:, None]
         if L.asym:
@@ -144,8 +173,8 @@ def dequantise(cache: Cache, k_out: Tensor, v_out: Tensor) -> None:
         want = (batch, heads, tokens, cache.layout.tensor(role).dim)
         if tuple(out.shape) != want or out.dtype != k_out.dtype or out.dtype not in _NAMES or not out.is_contiguous():
             raise ValueError(f"{role}: want contiguous {want} of 16 bit, got {tuple(out.shape)} {out.dtype}")
-    if tokens > cache.page_table.shape[1] * cache.page_size:
-        raise ValueError(f"{tokens} tokens are more than the page table holds")
+    if tokens > cache.max_tokens:
+        raise ValueError(f"{tokens} tokens are more than the cache holds")
     args, constants, num_warps = launch_arguments(cache, k_out, v_out)
     grid = (triton.cdiv(tokens, constants["TILE"]), 2 * heads, batch)
     _dequantise_kernel[grid](*args, **constants, num_warps=num_warps)
@@ -157,7 +186,8 @@ def launch_arguments(cache: Cache, k_out: Tensor, v_out: Tensor) -> tuple[list[A
     args = [
         k_out, v_out, code_bits(cache, "k"), code_bits(cache, "v"), cache.meta("k"), cache.meta("v"),
         cache.static("k"), cache.static("v"), cache.static("k", "zero"), cache.static("v", "zero"),
-        cache.page_table, cache.lengths, k_out.shape[2], cache.page_table.shape[1],
+        cache.residual("k"), cache.residual("v"), cache.page_table, cache.lengths,
+        k_out.shape[2], cache.page_table.shape[1],
     ]  # fmt: skip
     k_view, v_view = cache.layout.view("k"), cache.layout.view("v")
     constants = {"K": k_view, "V": v_view, "KG": grid_of(k_view), "VG": grid_of(v_view)}
@@ -178,7 +208,7 @@ def unfused_decode(
 
     Args:
         q: `(B, HQ, Dk)`, fp16 or bf16.
-        num_tokens: upper bound of the lengths, default all that the page table holds.
+        num_tokens: upper bound of the lengths, default all that the cache holds.
         uniform: the caller knows that every length equals `num_tokens`; no mask is built, so torch may take its flash
             path.
         scratch: dense K and V to reuse, as in `dequantise`; allocated when not given.
@@ -187,7 +217,7 @@ def unfused_decode(
         `(B, HQ, Dv)` in q's dtype; zeros where the length is 0.
     """
     layout, batch = cache.layout, cache.num_sequences
-    tokens = cache.page_table.shape[1] * cache.page_size if num_tokens is None else num_tokens
+    tokens = cache.max_tokens if num_tokens is None else num_tokens
     k, v = scratch if scratch is not None else _scratch(layout, batch, tokens, q)
     dequantise(cache, k, v)
     return dense_decode(q, k, v, None if uniform else cache.lengths, sm_scale)

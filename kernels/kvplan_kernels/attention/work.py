@@ -1,28 +1,51 @@
 """The work list: tiles of all requests in one row, cut into equal ranges, one per program.
 
 Tiles are ordered by request, KV head, tile. Request b owns tiles `HKV * starts[b]` to `HKV * starts[b + 1]`; program i
-of P takes tiles `[i * TT // P, (i + 1) * TT // P)`. Everything that depends on lengths stays on the device, so one
-CUDA graph serves all lengths, and the list is computed once per step for all layers.
+of P takes tiles `[i * TT // P, (i + 1) * TT // P)`. In a format with a residual the tiles of a head are first those of
+packed values, BN tokens each, then short ones of values that wait: 16 rows of 16 bit are about as many bytes.
+Everything that depends on lengths stays on the device, so one CUDA graph serves all lengths, and the list is computed
+once per step for all layers.
 """
 
 import torch
 import triton
 import triton.language as tl
 
+from kvplan.formats.layout import TensorView
+from kvplan_kernels.codecs.split import packed_tokens
 from kvplan_kernels.dialect import loop_bound
 
 SCAN = 128
+# Tokens of a tile of waiting rows: the least a matrix step takes, so that they divide among many programs.
+RECENT_TOKENS = tl.constexpr(16)
+
+
+@triton.jit
+def packed_tiles(length, BN: tl.constexpr, V: tl.constexpr):
+    """Tiles of one head that hold packed values."""
+    return (packed_tokens(length, V) + BN - 1) // BN
+
+
+@triton.jit
+def count_tiles(length, BN: tl.constexpr, V: tl.constexpr):
+    """Tiles of one head in all; the first one of waiting values may begin with packed ones."""
+    tiles = packed_tiles(length, BN, V)
+    if V.recent:
+        packed = packed_tokens(length, V)
+        waiting = (length + RECENT_TOKENS - 1) // RECENT_TOKENS - packed // RECENT_TOKENS
+        tiles += tl.where(packed < length, waiting, 0)
+    return tiles
 
 
 @triton.jit(do_not_specialize=["num_requests"])
-def tile_starts_kernel(LENGTHS, TILE_STARTS, num_requests, BN: tl.constexpr, BLOCK: tl.constexpr):
-    """Exclusive prefix sum of ceil(length / BN): LENGTHS [B] -> TILE_STARTS [B + 1], int32."""
+def tile_starts_kernel(LENGTHS, TILE_STARTS, num_requests, V: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr):
+    """Exclusive prefix sum of the tiles of a head: LENGTHS [B] -> TILE_STARTS [B + 1], int32."""
     o_block = tl.arange(0, BLOCK)
     carry = 0
     tl.store(TILE_STARTS, 0)
     for first in range(0, loop_bound(num_requests), BLOCK):
         m_request = first + o_block < num_requests
-        b_tiles = (tl.load(LENGTHS + first + o_block, mask=m_request, other=0) + BN - 1) // BN
+        b_tiles = count_tiles(tl.load(LENGTHS + first + o_block, mask=m_request, other=0), BN, V)
         tl.store(TILE_STARTS + 1 + first + o_block, carry + tl.cumsum(b_tiles, 0), mask=m_request)
         carry += tl.sum(b_tiles, 0)
 
@@ -45,12 +68,15 @@ def find_request(TILE_STARTS, num_requests, tile, BLOCK: tl.constexpr):
     return found
 
 
-def tile_starts(lengths: torch.Tensor, block_tokens: int, out: torch.Tensor | None = None) -> torch.Tensor:
+def tile_starts(
+    lengths: torch.Tensor, block_tokens: int, values: TensorView, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """Tiles before each request.
 
     Args:
         lengths: int32 `(B,)`, tokens stored.
         block_tokens: tokens of a tile.
+        values: `layout.view("v")`, whose residual has tiles of its own.
         out: int32 `(B + 1,)`.
 
     Returns:
@@ -58,5 +84,5 @@ def tile_starts(lengths: torch.Tensor, block_tokens: int, out: torch.Tensor | No
     """
     if out is None:
         out = torch.empty(lengths.shape[0] + 1, dtype=torch.int32, device=lengths.device)
-    tile_starts_kernel[(1,)](lengths, out, lengths.shape[0], BN=block_tokens, BLOCK=SCAN, num_warps=1)
+    tile_starts_kernel[(1,)](lengths, out, lengths.shape[0], V=values, BN=block_tokens, BLOCK=SCAN, num_warps=1)
     return out

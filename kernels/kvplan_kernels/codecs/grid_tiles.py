@@ -20,9 +20,8 @@ _UNIT_LOG2 = {"fp16": 0, "bf16": 0, "int8": -24, "int4": -24, "int2": -24, "fp8_
 
 def has_tiles(view: TensorView) -> bool:
     """Whether the kernels can read this tensor: its number is known here and its scales are of whole words of a row."""
-    if view.granularity == "channel" and view.group:
-        return False
-    return view.number in _UNIT_LOG2 and view.whole_words and view.group * view.bits % 16 == 0
+    group_ends_on_a_word = view.granularity != "group" or view.group * view.bits % 16 == 0
+    return view.number in _UNIT_LOG2 and view.whole_words and group_ends_on_a_word
 
 
 def unit_log2(view: TensorView, native_fp8: bool) -> int:

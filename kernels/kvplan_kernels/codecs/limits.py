@@ -13,6 +13,9 @@ from kvplan.formats.layout import Layout, TensorView
 # Largest finite magnitude of a code, and the magnitude from which a value is more than half a step beyond it.
 _FLOATS = {"fp8_e4m3": (448.0, 464.0), "fp8_e5m2": (57344.0, 61440.0)}
 
+# Values of a group of tokens that a program of the write kernel holds.
+GROUP_VALUES = 4096
+
 _INTEGERS = ("int8", "int4", "int2")
 
 # Range into which a scale is clamped, per storage. The low end keeps a range of 0 from dividing by 0; in fp16 it is the
@@ -34,6 +37,7 @@ class Grid:
         clip_low, clip_high: (x - zero) / scale beyond these counts as saturated (half a step past the last code).
         width: channels of one head that share a scale along the row (dim unless group/N).
         tile: `width` rounded up to a power of two.
+        chunk: with channel/N, channels (below 8 bits: words) of a group of tokens that a program encodes at once.
     """
 
     kind: str
@@ -48,6 +52,7 @@ class Grid:
     width: int = 0
     groups: int = 1
     tile: int = 0
+    chunk: int = 0
     excess: int = 0
 
 
@@ -59,7 +64,7 @@ def grid_of(view: TensorView) -> Grid:
     """
     width = view.group if view.granularity == "group" else view.dim
     tile = 1 << (width - 1).bit_length()
-    shared = {"width": width, "groups": view.dim // width, "tile": tile}
+    shared = {"width": width, "groups": view.dim // width, "tile": tile, "chunk": _chunk(view)}
     if not view.quantised:
         return Grid("plain", **shared)
     scale_min, scale_max = _SCALES[view.meta_storage]
@@ -82,6 +87,15 @@ def grid_of(view: TensorView) -> Grid:
     raise UnsupportedError(f"{view.number} has a layout but no codec yet", "use 16 bit, int8, int4, int2 or fp8")
 
 
+def _chunk(view: TensorView) -> int:
+    """Columns of a group's tile, a power of two: more values than GROUP_VALUES at once would spill."""
+    if not view.by_channel:
+        return 0
+    columns = view.words if view.planar else view.dim
+    tokens = 1 << (view.group - 1).bit_length()
+    return max(1, min(1 << (columns - 1).bit_length(), GROUP_VALUES // tokens))
+
+
 def check_kernel(layout: Layout) -> None:
     """Refuse a layout whose K or V has no write kernel.
 
@@ -89,9 +103,4 @@ def check_kernel(layout: Layout) -> None:
         UnsupportedError: naming the format.
     """
     for role in ("k", "v"):
-        tensor = layout.tensor(role)
         grid_of(layout.view(role))
-        if tensor.recent or (tensor.granularity == "channel" and tensor.group):
-            raise UnsupportedError(
-                f"format {tensor.spelling} has no write kernel yet", "formats without recent= and channel/N have one"
-            )

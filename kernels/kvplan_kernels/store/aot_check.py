@@ -35,6 +35,8 @@ PAIRS = (
     ("int4", "int4:token,asym", 128, 128),
     ("int4:group/32,asym", "int4:group/32", 96, 128),
     ("int2:token,asym", "int2:group/32,asym", 128, 128),
+    ("int2:channel/32,asym,recent=128", "int2:group/32,asym,recent=128", 128, 128),
+    ("int8:channel/64,asym", "int8:token,recent=128,flush=whole", 96, 128),
 )  # fmt: skip
 HEADS, PAGE, BATCH, TOKENS = 8, 128, 4, 256
 _TYPES = {

@@ -27,10 +27,10 @@ def check_append(
             raise ValueError(f"{role}: want ({batch}, T, {heads}, {dim}), got {tuple(x.shape)}")
         if x.dtype not in (torch.float16, torch.bfloat16, torch.float32) or x.stride(-1) != 1:
             raise ValueError(f"{role}: want fp16, bf16 or fp32 rows of contiguous channels, got {x.dtype} {x.stride()}")
-    capacity = cache.page_table.shape[1] * cache.page_size
+    capacity = cache.max_tokens
     need = k.shape[1] if max_length is None and counts is None else max_length or 0
     if need > capacity:
-        raise ValueError(f"{need} tokens do not fit the {capacity} that the page table holds")
+        raise ValueError(f"{need} tokens do not fit the {capacity} that the cache holds")
     _check_vector("page_table", cache.page_table, torch.int32, (batch, cache.page_table.shape[1]))
     _check_vector("lengths", cache.lengths, torch.int32, (batch,))
     _check_vector("counts", counts, torch.int32, (batch,))

@@ -24,14 +24,14 @@ def write_reference(
     Same meaning of the arguments as `store.append.append`, for every format that has a codec. Synchronises.
 
     Raises:
-        ValueError: more tokens than the page table holds.
+        ValueError: more tokens than the cache holds.
     """
     starts = cache.lengths.tolist()
     sizes = [k.shape[1]] * len(starts) if counts is None else counts.clamp(max=k.shape[1]).tolist()
-    capacity = cache.page_table.shape[1] * cache.page_size
+    capacity = cache.max_tokens
     for b, (start, size) in enumerate(zip(starts, sizes, strict=True)):
         if start + size > capacity:
-            raise ValueError(f"sequence {b}: {start + size} tokens do not fit the {capacity} that the page table holds")
+            raise ValueError(f"sequence {b}: {start + size} tokens do not fit the {capacity} that the cache holds")
         for side, (role, x) in enumerate((("k", k), ("v", v))):
             rows = x[b, :size].transpose(0, 1)
             _append_rows(cache, role, b, start, rows, None if saturated is None else saturated[side])
@@ -112,7 +112,9 @@ def _row_fields(cache: Cache, role: str) -> list[tuple[Plane, str, int]]:
 
 
 def _residual(cache: Cache, role: str) -> Tensor:
-    return cache.planes[cache.layout.plane(role, "recent").name]
+    ring = cache.residual(role)
+    assert ring is not None
+    return ring
 
 
 def _as_bits(x: Tensor) -> Tensor:

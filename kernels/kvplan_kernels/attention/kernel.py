@@ -1,0 +1,179 @@
+"""Fused dequantise + decode attention over a paged, quantised KV cache, split over the context.
+
+Loads tiles of BN tokens of one KV head: K and V words `[words, BN]` (tokens on the MMA's M axis, query heads on N), one
+32-bit word of metadata per token. Scores are `[BN, HEADS]`, outputs `[words, HEADS]` per plane of channels. Codes are
+unpacked to fp16 in registers; scales never touch them: K's go on the scores, V's on the probabilities, static ones on
+the softmax scale and the output. Softmax in base 2, probabilities kept times 256 so that fp16 does not lose small ones.
+"""
+
+import triton
+import triton.language as tl
+
+from kvplan_kernels.attention.by_channel import spread_query
+from kvplan_kernels.attention.load import load_query, shift_queries, word_offsets
+from kvplan_kernels.attention.recent import load_plain_query
+from kvplan_kernels.attention.step import NO_SCORE, attend, attend_recent
+from kvplan_kernels.attention.tile import finish_output, natural_planes, zero_planes
+from kvplan_kernels.attention.work import RECENT_TOKENS, busy_programs, count_tiles, find_request, packed_tiles
+from kvplan_kernels.codecs.grid_tiles import channels
+from kvplan_kernels.codecs.planar_tiles import output_plane
+from kvplan_kernels.codecs.split import packed_tokens
+from kvplan_kernels.dialect import loop_bound
+
+
+@triton.jit(do_not_specialize=["sm_scale", "num_requests", "max_pages"])
+def decode_kernel(
+    Q,
+    K_WORDS,
+    V_WORDS,
+    K_META,
+    V_META,
+    K_SCALE,
+    V_SCALE,
+    V_ZERO,
+    K_RING,
+    V_RING,
+    PART_OUT,
+    PART_LSE,
+    PAGE_TABLE,
+    LENGTHS,
+    TILE_STARTS,
+    sm_scale,
+    num_requests,
+    max_pages,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    HKV: tl.constexpr,
+    G: tl.constexpr,
+    HEADS: tl.constexpr,
+    PAGE: tl.constexpr,
+    BN: tl.constexpr,
+    PART: tl.constexpr,
+    KW: tl.constexpr,
+    VW: tl.constexpr,
+    K_UNIT: tl.constexpr,
+    V_UNIT: tl.constexpr,
+    ONE_META: tl.constexpr,
+    EARLY_KEYS: tl.constexpr,
+    LATE_KEYS: tl.constexpr,
+    NATIVE_FP8: tl.constexpr,
+    STAGES: tl.constexpr,
+    SCAN: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program: its range of the work list, one (request, KV head) segment after the other.
+
+    Q `[B, HKV * G, K.dim]`; *_WORDS `[pages, HKV, PAGE, words]`; *_META int32 view of `[pages, HKV, slots, items]`;
+    *_SCALE, V_ZERO `[HKV or 1, items]`; *_RING `[B, HKV, capacity, dim]`; PART_OUT `[slots, G, V.dim]`, PART_LSE
+    `[slots, G]`; PAGE_TABLE `[B, max_pages]`; TILE_STARTS `[B + 1]`. `sm_scale` includes log2(e). PART: tokens that
+    share every scale; KW, VW: words of a stripe, padded; EARLY_KEYS, LATE_KEYS: whether keys may be packed where values
+    wait, or wait where values are packed.
+    """
+    # One pointer for one plane, so that loads of the same words are merged.
+    if ONE_META:
+        V_META = K_META
+    V_PLANES: tl.constexpr = V.fields_per_word
+    V_STRIPES: tl.constexpr = V.stripes
+    K_GROUPS: tl.constexpr = K.groups
+    WAITING: tl.constexpr = K.recent + V.recent > 0
+    i_program = tl.program_id(0)
+    total = tl.load(TILE_STARTS + num_requests).to(tl.int64) * HKV
+    programs = busy_programs(total)
+    at = i_program * total // tl.maximum(programs, 1)
+    end = tl.where(i_program < programs, (i_program + 1) * total // tl.maximum(programs, 1), at)
+    o_head = tl.arange(0, HEADS)
+    o_token = tl.arange(0, PART)
+    o_kw = tl.arange(0, KW)
+    o_vw = tl.arange(0, VW)
+    o_k = word_offsets(K, KW, PART)
+    o_v = word_offsets(V, VW, PART)
+    while at < end:
+        i_request = find_request(TILE_STARTS, num_requests, (at // HKV).to(tl.int32), SCAN)
+        length = tl.load(LENGTHS + i_request)
+        k_end = packed_tokens(length, K)
+        v_end = packed_tokens(length, V)
+        tiles = count_tiles(length, BN, V)
+        inside = (at - tl.load(TILE_STARTS + i_request).to(tl.int64) * HKV).to(tl.int32)
+        i_head = inside // tiles
+        first = inside % tiles
+        last = tl.minimum(tiles, first + (end - at).to(tl.int32))
+        # Tiles [first, full) are whole, [full, packed) have an end in them, [packed, last) hold values that wait.
+        packed = tl.minimum(last, packed_tiles(length, BN, V)) if V.recent else last
+        full = tl.minimum(packed, tl.minimum(k_end, v_end) // BN)
+        i_pair = i_request.to(tl.int64) * HKV + i_head
+        p_table = PAGE_TABLE + i_request.to(tl.int64) * max_pages
+        p_query = Q + i_pair * (G * K.dim)
+        q, b_qsum, b_unit = load_query(p_query, K_SCALE, i_head, K_WORDS, o_kw, o_head, K, G)
+        k_factor = sm_scale * b_unit * (2.0**-K_UNIT)
+        q_sum = ()
+        if K.meta_dot:
+            q_sum = shift_queries(b_qsum, b_unit, sm_scale, K)
+        else:
+            for g in tl.static_range(K_GROUPS):
+                q_sum = q_sum + (b_qsum[g] * sm_scale,)
+        if K.by_channel:
+            q = spread_query(q, K)
+        m = tl.full([HEADS], NO_SCORE, tl.float32)
+        l = tl.zeros([8, HEADS], tl.float32)
+        acc = zero_planes(VW, HEADS, V_STRIPES * V_PLANES)
+        # A page is looked up one tile ahead: its latency would otherwise cost the pipeline a stage.
+        if WAITING:
+            i_page = tl.load(p_table + first * BN // PAGE, mask=first < full, other=0)
+        else:
+            i_page = tl.load(p_table + first * BN // PAGE)
+        q_plain, plain_factor = 0, 0
+        for i_tile in tl.range(loop_bound(first), loop_bound(full), num_stages=STAGES):
+            i_next = tl.load(p_table + tl.minimum(i_tile + 1, packed - 1) * BN // PAGE)
+            m, l, acc = attend(
+                i_tile, m, l, acc, q, q_sum, k_factor, q_plain, plain_factor, K_WORDS, V_WORDS, K_META, V_META, K_RING,
+                i_page, i_pair, i_head, k_end, v_end, o_k, o_v, o_kw, o_vw, o_token, K, V, HKV,
+                PAGE, BN, K_UNIT, V_UNIT, NATIVE_FP8, LATE_KEYS, False,
+            )  # fmt: skip
+            i_page = i_next
+        if K.recent:
+            q_plain, plain_factor = load_plain_query(p_query, K_RING, o_head, sm_scale, K, G)
+        if WAITING:
+            # Part by part: they are few, and the code stays small.
+            i_first = tl.maximum(first, full) * (BN // PART)
+            i_last = tl.minimum(packed * (BN // PART), (v_end + PART - 1) // PART)
+            for i_part in tl.range(loop_bound(i_first), loop_bound(i_last), num_stages=1):
+                i_page = tl.load(p_table + i_part * PART // PAGE)
+                m, l, acc = attend(
+                    i_part, m, l, acc, q, q_sum, k_factor, q_plain, plain_factor, K_WORDS, V_WORDS, K_META, V_META,
+                    K_RING, i_page, i_pair, i_head, k_end, v_end, o_k, o_v, o_kw, o_vw, o_token, K, V, HKV,
+                    PAGE, PART, K_UNIT, V_UNIT, NATIVE_FP8, LATE_KEYS, True,
+                )  # fmt: skip
+        else:
+            if last > full:
+                m, l, acc = attend(
+                    full, m, l, acc, q, q_sum, k_factor, q_plain, plain_factor, K_WORDS, V_WORDS, K_META, V_META,
+                    K_RING, i_page, i_pair, i_head, k_end, v_end, o_k, o_v, o_kw, o_vw, o_token, K, V, HKV,
+                    PAGE, BN, K_UNIT, V_UNIT, NATIVE_FP8, LATE_KEYS, True,
+                )  # fmt: skip
+        if V.recent:
+            acc = natural_planes(acc, V, V_UNIT)
+            for i_tile in tl.range(loop_bound(tl.maximum(first, packed)), loop_bound(last), num_stages=1):
+                i_token = (v_end // RECENT_TOKENS + i_tile - packed_tiles(length, BN, V)) * RECENT_TOKENS
+                m, l, acc = attend_recent(
+                    i_token, m, l, acc, q, q_sum, k_factor, q_plain, plain_factor, K_WORDS, K_META, K_RING, V_RING,
+                    p_table, i_pair, i_head, k_end, v_end, length, o_kw, o_vw, K, V, HKV,
+                    PAGE, K_UNIT, NATIVE_FP8, EARLY_KEYS,
+                )  # fmt: skip
+        slot = i_program + i_pair
+        b_sum = tl.sum(l, 0)
+        tl.store(PART_LSE + slot * G + o_head, m + tl.math.log2(b_sum), mask=o_head < G)
+        b_inverse = 1.0 / b_sum
+        m_word = o_vw < V.stripe_words
+        for i_stripe in tl.static_range(V_STRIPES):
+            for j in tl.static_range(V_PLANES):
+                o_channel = channels(o_vw, i_stripe, j, V)
+                if V.recent:
+                    b_out = acc[i_stripe * V_PLANES + j] * b_inverse[None, :]
+                else:
+                    b_out = output_plane(acc, i_stripe * V_PLANES + j, j, V)
+                    b_out = finish_output(b_out, b_inverse, V_SCALE, V_ZERO, i_head, o_channel, m_word, V, V_UNIT)
+                p_out = PART_OUT + (slot * G + o_head[None, :]) * V.dim + o_channel[:, None]
+                tl.store(p_out, b_out, mask=(o_head < G)[None, :] & m_word[:, None])
+        at += last - first
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
