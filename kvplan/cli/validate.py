@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from kvplan.cli.options import json_option
+from kvplan.cli.options import json_option, model_argument
 from kvplan.cli.progress import Bar
 from kvplan.errors import ExitCode, InputError
 from kvplan.units import parse_count
@@ -18,7 +18,7 @@ DEFAULT_SEED = 1
 
 
 @click.command("validate")
-@click.argument("model")
+@model_argument
 @click.option("--context", metavar="N", help="Tokens per request; default 32k (300 on the CPU), at most the model's.")
 @click.option("--batch", metavar="N", help="Requests; default 16 (2 on the CPU).")
 @click.option("--kv", "formats", metavar="F", multiple=True, help="Candidate for K and V; repeat it for several.")
@@ -46,6 +46,11 @@ def command(
 
     The 16-bit format of the model always runs first: it is the baseline. Finished formats survive an interruption.
     Exit code 6: a check is red or a format could not run.
+
+    \b
+    Examples:
+      kvplan validate llama-3.1-8b --kv int8 --kv fp8_e4m3
+      kvplan validate qwen2.5-7b --device cpu --kv int8
     """
     from kvplan.specs.load import load_model
     from kvplan.validate import device as machine
