@@ -28,8 +28,9 @@ def command(a: str, b: str, only_a: str, only_b: str, as_json: bool, **fields: A
     Options hold for both models; --a and --b add to them or replace them for one. A stored plan takes no options.
 
     \b
-    kvplan diff llama-3.1-8b llama-3.1-8b --context 32k --b "--kv int8"
-    kvplan diff before.json after.json
+    Examples:
+      kvplan diff llama-3.1-8b llama-3.1-8b --context 32k --b "--kv int8"
+      kvplan diff before.json after.json
     """
     here = click.get_current_context()
     given = {name: value for name, value in fields.items() if _is_given(here, name)}

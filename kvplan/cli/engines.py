@@ -16,6 +16,11 @@ def command(name: str | None, as_json: bool) -> None:
     """Engines that --engine takes; with NAME, its versions, cache formats, options and block rules with their sources.
 
     The first version and the first format of an engine are its defaults.
+
+    \b
+    Examples:
+      kvplan engines
+      kvplan engines vllm
     """
     found = [describe(load_engine(each)) for each in ([name] if name else engine_names())]
     if as_json:

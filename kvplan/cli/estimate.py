@@ -13,13 +13,14 @@ from kvplan.cli.options import (
     SHARDING_OPTIONS,
     WORKLOAD_OPTIONS,
     json_option,
+    model_argument,
     plan_options,
 )
 from kvplan.plan import PlanRequest, make_plan
 
 
 @click.command("estimate")
-@click.argument("model")
+@model_argument
 @plan_options(*CACHE_OPTIONS, *SHARDING_OPTIONS, *ENGINE_OPTIONS, *GPU_OPTIONS, *WORKLOAD_OPTIONS)
 @click.option("--explain", is_flag=True, help="Print each factor with the field it comes from and the arithmetic.")
 @json_option
@@ -29,6 +30,12 @@ def command(as_json: bool, explain: bool, **fields: Any) -> None:
 
     Sizes accept 32k, 128k and 1M (binary). Without --context: bytes per token, fixed bytes per sequence, and a ladder
     of lengths up to the model's maximum. --explain changes nothing in --json, which always has every factor's source.
+
+    \b
+    Examples:
+      kvplan estimate llama-3.1-8b --context 32k --kv int8:token --gpu h200
+      kvplan estimate qwen3-8b --context 16k --batch 32 --gpu l40s --engine vllm --kv fp8
+      kvplan estimate ./config.json --explain
     """
     # The options have checked every value; building pydantic's checks would take longer than the plan.
     plan = make_plan(PlanRequest.model_construct(**fields))

@@ -21,16 +21,28 @@ COMMANDS = {
         "kvplan.cli.estimate",
         "Exact cache bytes of a model, with the formula of each, and what fits on a GPU.",
     ),
+    "tui": ("kvplan.cli.tui", "Plan on a full screen: every change is a new plan at once."),
     "solve": ("kvplan.cli.solve", "Users, context, GPUs or share of memory: the questions turned round."),
     "layouts": ("kvplan.cli.layouts", "All layouts of N GPUs that a model allows, ranked by the cache they hold."),
     "diff": ("kvplan.cli.diff", "Two plans side by side: stored ones, or models with options."),
     "engines": ("kvplan.cli.engines", "Inference engines: versions, cache formats, options and block rules."),
     "recommend": ("kvplan.cli.recommend", "Which cache format to use for a model on a GPU, and why."),
     "reconcile": ("kvplan.cli.reconcile", "A start-up log of an engine, each figure explained by kvplan's own."),
+    "show": ("kvplan.cli.show", "A stored result, drawn again."),
+    "report": ("kvplan.cli.report", "A stored result as HTML, Markdown or a picture."),
+    "schema": ("kvplan.cli.schema", "JSON schemas of what the commands print with --json."),
+    "completion": ("kvplan.cli.completion", "Completion of commands, options and names for bash, zsh or fish."),
+    "doctor": ("kvplan.cli.doctor", "What is installed, what can be done here, which defaults hold."),
     "specs": ("kvplan.cli.specs", "Models that kvplan knows, and specs from a config.json, GGUF file or hub id."),
+    "capture": ("kvplan.cli.capture", "A model's own Q, K and V on a text, in a safetensors file."),
+    "quality": ("kvplan.cli.quality", "What formats cost a model in quality: KL, agreement, perplexity, measured."),
     "validate": ("kvplan.cli.validate", "Run the kernels: bytes, errors and times of a format on this machine."),
 }
 """Command name to (module with the attribute `command`, one line of help). The only table of commands."""
+
+
+COMPLETE = "_KVPLAN_COMPLETE"
+"""Variable through which a shell asks; `kvplan completion` prints the script that sets it."""
 
 
 def exit_codes() -> str:
@@ -80,8 +92,11 @@ def cli(ctx: click.Context) -> None:
 def main(argv: list[str] | None = None) -> int:
     """Run a command line (default: the process's own) and return its exit code; see `kvplan.errors.ExitCode`."""
     try:
+        words = list(sys.argv[1:] if argv is None else argv)
+        if argv is None and COMPLETE in os.environ:
+            return _complete()
         # Not cli.main(): that one answers a closed pipe with exit code 1, which here would mean a defect.
-        with cli.make_context("kvplan", list(sys.argv[1:] if argv is None else argv)) as context:
+        with cli.make_context("kvplan", words, default_map=_default_map(words)) as context:
             result: Any = cli.invoke(context)
         sys.stdout.flush()
         return result if isinstance(result, int) else ExitCode.OK
@@ -89,6 +104,10 @@ def main(argv: list[str] | None = None) -> int:
         return _report(error.message, error.hint, error.exit_code)
     except click.exceptions.Exit as done:
         return done.exit_code
+    except click.NoSuchOption as error:
+        command = error.ctx.command_path if error.ctx else "kvplan"
+        near = f"did you mean {' or '.join(error.possibilities)}? " if error.possibilities else ""
+        return _report(f"{command} has no option {error.option_name}", f"{near}see {command} --help", ExitCode.USAGE)
     except click.ClickException as error:
         where = error.ctx if isinstance(error, click.UsageError) else None
         command = where.command_path if where else "kvplan"
@@ -99,6 +118,22 @@ def main(argv: list[str] | None = None) -> int:
         # The reader has gone (kvplan ... | head); without this Python complains again while it shuts down.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
+
+
+def _default_map(words: list[str]) -> dict[str, Any] | None:
+    """Defaults that the user has set for this command."""
+    if not words or words[0] not in COMMANDS:
+        return None
+    from kvplan.cli.defaults import default_map
+
+    return default_map(words[0])
+
+
+def _complete() -> int:
+    """Answer a shell that asks how a line may go on."""
+    from click.shell_completion import shell_complete
+
+    return shell_complete(cli, {}, "kvplan", COMPLETE, os.environ[COMPLETE])
 
 
 def _report(message: str, hint: str, code: ExitCode) -> ExitCode:

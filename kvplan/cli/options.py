@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from kvplan.cli import complete
+from kvplan.errors import InputError
 from kvplan.plan.types import PlanRequest
 from kvplan.units import parse_bandwidth, parse_bytes, parse_count
 
@@ -17,12 +21,25 @@ def _read(parse: Callable[[str, str], int], what: str) -> Callable[[click.Contex
     return lambda _ctx, _param, text: None if text is None else parse(text, what)
 
 
+def _gpu(context: click.Context, _param: click.Parameter, text: str | None) -> str | None:
+    """`none` switches a default off, and so do the figures of a GPU without a name."""
+    given = context.get_parameter_source("gpu") is click.core.ParameterSource.COMMANDLINE
+    if text == "none" or (not given and (context.params.get("gpu_memory") or context.params.get("bandwidth"))):
+        return None
+    return text
+
+
+def _engine(_context: click.Context, _param: click.Parameter, text: str | None) -> str | None:
+    """`none` switches a default off."""
+    return None if text == "none" else text
+
+
 _SETTINGS: dict[str, dict[str, Any]] = {
     "context": {"metavar": "N", "callback": _read(parse_count, "context")},
     "batch": {"metavar": "N", "callback": _read(parse_count, "batch"), "default": "1", "show_default": True},
-    "kv": {"metavar": "F"},
-    "k": {"metavar": "F"},
-    "v": {"metavar": "F"},
+    "kv": {"metavar": "F", "shell_complete": complete.formats},
+    "k": {"metavar": "F", "shell_complete": complete.formats},
+    "v": {"metavar": "F", "shell_complete": complete.formats},
     "latent": {"metavar": "F"},
     "index": {"metavar": "F"},
     "state_dtype": {"metavar": "D"},
@@ -36,19 +53,19 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "dcp": {"metavar": "N", "callback": _read(parse_count, "dcp"), "default": "1", "show_default": True},
     "pcp": {"metavar": "N", "callback": _read(parse_count, "pcp"), "default": "1", "show_default": True},
     "dp_attention": {"is_flag": True},
-    "gpu": {"metavar": "G"},
-    "gpu_memory": {"metavar": "SIZE", "callback": _read(parse_bytes, "GPU memory")},
-    "bandwidth": {"metavar": "RATE", "callback": _read(parse_bandwidth, "bandwidth")},
+    "gpu": {"metavar": "G", "callback": _gpu, "shell_complete": complete.gpus},
+    "gpu_memory": {"metavar": "SIZE", "is_eager": True, "callback": _read(parse_bytes, "GPU memory")},
+    "bandwidth": {"metavar": "RATE", "is_eager": True, "callback": _read(parse_bandwidth, "bandwidth")},
     "util": {"metavar": "SHARE", "type": float},
     "weights_dtype": {"metavar": "D"},
     "beyond_max": {"is_flag": True},
     "lengths": {"metavar": "DIST"},
     "shared_prefix": {"metavar": "N", "callback": _read(parse_count, "shared prefix"), "default": None},
     "samples": {"metavar": "N", "callback": _read(parse_count, "samples"), "default": "1", "show_default": True},
-    "draft": {"metavar": "MODEL"},
+    "draft": {"metavar": "MODEL", "shell_complete": complete.models},
     "calibration": {"metavar": "FILE"},
-    "engine": {"metavar": "E"},
-    "engine_version": {"metavar": "V"},
+    "engine": {"metavar": "E", "is_eager": True, "callback": _engine, "shell_complete": complete.engines},
+    "engine_version": {"metavar": "V", "shell_complete": complete.versions},
     "engine_options": {"flag": "--engine-option", "metavar": "NAME=VALUE", "multiple": True},
 }
 """Field of PlanRequest to its click settings."""
@@ -83,6 +100,23 @@ def plan_options(*fields: str) -> Callable[[F], F]:
     return decorate
 
 
+def read_result_file(file: str) -> tuple[str, str]:
+    """(text, what to call it) of a file, or of standard input for `-`.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    name = "standard input" if file == "-" else file
+    try:
+        if file == "-":
+            return sys.stdin.read(), name
+        return Path(file).read_text(encoding="utf-8"), name
+    except UnicodeDecodeError:
+        raise InputError(f"{name} is no text", "give a file written with --json") from None
+    except OSError as error:
+        raise InputError(f"{name} cannot be read: {error.strerror}", "give a file written with --json") from None
+
+
 CACHE_OPTIONS = (
     "context",
     "batch",
@@ -102,6 +136,9 @@ GPU_OPTIONS = ("gpu", "gpu_memory", "bandwidth", "util", "weights_dtype", "beyon
 
 WORKLOAD_OPTIONS = ("lengths", "shared_prefix", "samples", "draft", "calibration")
 ENGINE_OPTIONS = ("engine", "engine_version", "engine_options")
+
+model_argument = click.argument("model", shell_complete=complete.models)
+"""`MODEL`, passed on as `model`."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 """`--json`, passed on as `as_json`."""

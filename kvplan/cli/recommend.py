@@ -6,14 +6,21 @@ from typing import Any
 
 import click
 
-from kvplan.cli.options import ENGINE_OPTIONS, json_option, plan_options
+from kvplan.cli import complete
+from kvplan.cli.options import ENGINE_OPTIONS, json_option, model_argument, plan_options
 from kvplan.recommend.types import RecommendRequest
 from kvplan.units import check_count, parse_count
 
 
 @click.command("recommend")
-@click.argument("model")
-@click.option("--gpu", metavar="G", required=True, help="Id of a shipped device or path of a device file.")
+@model_argument
+@click.option(
+    "--gpu",
+    metavar="G",
+    required=True,
+    shell_complete=complete.gpus,
+    help="Id of a shipped device or path of a device file.",
+)
 @click.option("--context", metavar="N", help="Tokens of every request; without it the model's maximum.")
 @click.option("--concurrency", metavar="N", default="1", show_default=True, help="Requests held at once.")
 @click.option("--tp", metavar="N", default="1", show_default=True, help="Tensor-parallel ranks.")
@@ -32,6 +39,11 @@ def command(
 
     Only 16 and 8 bit are ranked; lower bits are listed as unranked, because their quality is not established. With
     --engine only formats that the engine has are considered, sized by its own rules.
+
+    \b
+    Examples:
+      kvplan recommend llama-3.1-8b --gpu h200 --context 32k --concurrency 60
+      kvplan recommend qwen2.5-7b --gpu l4 --engine vllm --concurrency 8
     """
     from kvplan.recommend import recommend
 

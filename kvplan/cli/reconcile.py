@@ -23,6 +23,11 @@ def command(log: Path, model: str | None, gpu: str | None, save: Path | None, as
     MODEL is an id, a Hugging Face id or a path; without it, the model that the log names. Shown are each printed
     figure beside kvplan's own, what is left over, its likely cause, and the memory that activations, CUDA graphs and
     libraries took. No path, host or user name of the log is kept or printed.
+
+    \b
+    Examples:
+      kvplan reconcile server.log
+      kvplan reconcile server.log llama-3.1-8b --gpu h200 --save measured.json
     """
     from kvplan.reconcile.run import explain, read_log, to_json
 

@@ -6,12 +6,20 @@ from typing import Any
 
 import click
 
-from kvplan.cli.options import CACHE_OPTIONS, ENGINE_OPTIONS, GPU_OPTIONS, SHARDING_OPTIONS, json_option, plan_options
+from kvplan.cli.options import (
+    CACHE_OPTIONS,
+    ENGINE_OPTIONS,
+    GPU_OPTIONS,
+    SHARDING_OPTIONS,
+    json_option,
+    model_argument,
+    plan_options,
+)
 from kvplan.plan.types import PlanRequest
 
 
 @click.command("solve")
-@click.argument("model")
+@model_argument
 @plan_options(*CACHE_OPTIONS, *SHARDING_OPTIONS, *ENGINE_OPTIONS, *GPU_OPTIONS, "draft", "calibration")
 @json_option
 def command(as_json: bool, **fields: Any) -> None:
@@ -19,6 +27,11 @@ def command(as_json: bool, **fields: Any) -> None:
 
     How many requests of --context tokens fit; how long each of --batch requests may be; the fewest GPUs of this kind
     that hold them; the least share of memory (gpu_memory_utilization and the like); and what ends it first.
+
+    \b
+    Examples:
+      kvplan solve llama-3.1-70b --gpu h100-80gb --context 32k --batch 16
+      kvplan solve llama-3.1-8b --gpu l4 --engine vllm --context 8k
     """
     from kvplan.plan.solve import solve
 

@@ -14,7 +14,14 @@ from kvplan.specs.model import ModelSpec
 
 @click.group("specs")
 def command() -> None:
-    """Specs of models: what is shipped, what a file says, and a spec from a config.json."""
+    """Specs of models: what is shipped, what a file says, and a spec from a config.json.
+
+    \b
+    Examples:
+      kvplan specs list
+      kvplan specs show llama-3.1-8b
+      kvplan specs import ./config.json > spec.yaml
+    """
 
 
 @command.command("list")

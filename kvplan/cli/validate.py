@@ -5,23 +5,20 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from kvplan.cli.options import json_option
+from kvplan.cli.options import json_option, model_argument
+from kvplan.cli.progress import Bar
 from kvplan.errors import ExitCode, InputError
 from kvplan.units import parse_count
 from kvplan.validate.report import ValidationReport
-
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
 
 DEFAULT_SEED = 1
 
 
 @click.command("validate")
-@click.argument("model")
+@model_argument
 @click.option("--context", metavar="N", help="Tokens per request; default 32k (300 on the CPU), at most the model's.")
 @click.option("--batch", metavar="N", help="Requests; default 16 (2 on the CPU).")
 @click.option("--kv", "formats", metavar="F", multiple=True, help="Candidate for K and V; repeat it for several.")
@@ -29,6 +26,8 @@ DEFAULT_SEED = 1
               help="cpu: the same kernels in Triton's interpreter, small shapes, correctness only.")  # fmt: skip
 @click.option("--page-size", metavar="N", help="Tokens per page; default 128.")
 @click.option("--seed", type=int, default=DEFAULT_SEED, show_default=True, help="Seed of the synthetic tensors.")
+@click.option("--tensors", type=click.Path(path_type=Path),
+              help="File of kvplan capture: format errors on these tensors instead of synthetic ones.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), help="Write the report as JSON here, after every format.")
 @json_option
 def command(
@@ -39,6 +38,7 @@ def command(
     device: str,
     page_size: str | None,
     seed: int,
+    tensors: Path | None,
     out: Path | None,
     as_json: bool,
 ) -> int:
@@ -46,6 +46,11 @@ def command(
 
     The 16-bit format of the model always runs first: it is the baseline. Finished formats survive an interruption.
     Exit code 6: a check is red or a format could not run.
+
+    \b
+    Examples:
+      kvplan validate llama-3.1-8b --kv int8 --kv fp8_e4m3
+      kvplan validate qwen2.5-7b --device cpu --kv int8
     """
     from kvplan.specs.load import load_model
     from kvplan.validate import device as machine
@@ -61,14 +66,21 @@ def command(
         device=device,
         page_size=parse_count(page_size, "page size") if page_size else None,
         seed=seed,
+        tensors=None if tensors is None else str(tensors),
     )
     machine.require(device)
+    if tensors is not None:
+        from kvplan.validate.captured import load
+        from kvplan.validate.subject import choose_group
+
+        # Read once here so that a wrong file is refused before anything runs.
+        load(tensors, choose_group(spec))
     if out is not None and not out.absolute().parent.is_dir():
         raise InputError(f"cannot write {out}: its folder does not exist", "create the folder or choose another file")
     words = shlex.join(["kvplan", *sys.argv[1:]])
     report: ValidationReport | None = None
     try:
-        with _Bar(len(request.formats)) as bar:
+        with Bar(len(request.formats)) as bar:
             for report in start(request, spec, model, words, bar.say):
                 bar.advance()
                 if out is not None:
@@ -87,35 +99,3 @@ def _show(report: ValidationReport, as_json: bool) -> None:
     from kvplan.report.validation import print_validation
 
     print_validation(report)
-
-
-class _Bar:
-    """A progress bar on a terminal (stderr); silent when piped."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._progress: Progress | None = None
-        self._task: TaskID | None = None
-
-    def __enter__(self) -> _Bar:
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-            columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-            self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
-            self._progress.start()
-            self._task = self._progress.add_task("starting", total=self._total)
-        return self
-
-    def say(self, text: str) -> None:
-        if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, description=text)
-
-    def advance(self) -> None:
-        if self._progress is not None and self._task is not None:
-            self._progress.advance(self._task)
-
-    def __exit__(self, *_: object) -> None:
-        if self._progress is not None:
-            self._progress.stop()

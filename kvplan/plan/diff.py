@@ -30,9 +30,9 @@ class DiffRow:
     figure: str
     context: int | None
     unit: str
-    before: float | None
-    after: float | None
-    difference: float | None
+    before: int | float | None
+    after: int | float | None
+    difference: int | float | None
     ratio: float | None
 
 
@@ -96,7 +96,7 @@ def _capacity_rows(a: Plan, b: Plan) -> Iterator[DiffRow]:
             yield _row(f"capacity.{name}", None, _UNITS.get(name, "bytes"), one, two)
 
 
-def _row(figure: str, context: int | None, unit: str, before: float | None, after: float | None) -> DiffRow:
+def _row(figure: str, context: int | None, unit: str, before: int | float | None, after: int | float | None) -> DiffRow:
     both = before is not None and after is not None
     return DiffRow(
         figure=figure,

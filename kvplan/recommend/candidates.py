@@ -11,7 +11,7 @@ from kvplan.formats.layout import BoundTensor
 from kvplan.memory.groups import DTYPES, roles
 from kvplan.plan import PlanRequest, compose, resolve
 from kvplan.plan.resolve import Resolved
-from kvplan.recommend.evidence import RANKED_NUMBERS, expected_kl
+from kvplan.recommend.evidence import RANKED_NUMBERS, known_kl
 from kvplan.recommend.timemodel import attention_seconds
 from kvplan.recommend.types import Candidate, RecommendRequest
 from kvplan.specs.device import DeviceSpec
@@ -92,7 +92,7 @@ def _candidate(request: RecommendRequest, spec: ModelSpec, device: DeviceSpec, f
         plan.kv is not None and plan.capacity is not None and plan.verdict is not None and request.context is not None
     )
     echo = plan.request
-    kl = _evidence(echo)
+    kl = known_kl(echo)
     # The time model is of kvplan's own kernels: it says nothing about an engine's.
     own = request.engine is None
     seconds = attention_seconds(resolved.groups, request.context, request.concurrency, device) if own else None
@@ -119,16 +119,6 @@ def _candidate(request: RecommendRequest, spec: ModelSpec, device: DeviceSpec, f
 def _tensors(resolved: Resolved) -> list[BoundTensor]:
     """The tensors that a candidate's formats store."""
     return [t for g in resolved.groups for t in g.layout.tensors if g.role in ("kv", "latent")]
-
-
-def _evidence(echo: PlanRequest) -> float | None:
-    if echo.layers:
-        # Some layers stay in 16 bit: no such mixture has been studied.
-        return None
-    if echo.k is not None and echo.v is not None:
-        return expected_kl(echo.k, echo.v)
-    # No format has been studied on latents; states have no format at all.
-    return 0.0 if echo.latent in (*PLAIN, None) else None
 
 
 def _reason(resolved: Resolved, device: DeviceSpec, low: bool, kl: float | None, untimed: bool) -> str:

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from kvplan.formats.grammar import FP8, PLAIN, Named, parse_any, parse_format
 from kvplan.formats.named import SPELLINGS
+from kvplan.plan.types import PlanRequest
 
 BASIS = "KL on SmolLM2-135M, another model: gives the order of formats, not the size of the loss"
 RANKED_NUMBERS = (*PLAIN, "int8", *FP8)
@@ -43,6 +44,17 @@ def expected_kl(k: str, v: str) -> float | None:
     """KL of a pair on the studied model; 0 for 16 and 32 bit, None where nothing was measured."""
     parts = (_one(k, _K_ONLY), _one(v, _V_ONLY))
     return None if parts[0] is None or parts[1] is None else parts[0] + parts[1]
+
+
+def known_kl(echo: PlanRequest) -> float | None:
+    """KL of the formats that a plan echoes, None where it is not established."""
+    if echo.layers:
+        # Some layers stay in 16 bit: no such mixture has been studied.
+        return None
+    if echo.k is not None and echo.v is not None:
+        return expected_kl(echo.k, echo.v)
+    # No format has been studied on latents; states have no format at all.
+    return 0.0 if echo.latent in (*PLAIN, None) else None
 
 
 def _one(spelling: str, measured: dict[str, float]) -> float | None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rich.text import Text
+
 from kvplan.plan.solve import Solution
+from kvplan.report.terminal import QuietConsole
 
 
 def solution_lines(s: Solution) -> Iterator[str]:
@@ -22,6 +25,13 @@ def solution_lines(s: Solution) -> Iterator[str]:
     yield f"limited by: {s.limited_by}"
     for note in s.notes:
         yield f"note: {note}"
+
+
+def print_solution(found: Solution, console: QuietConsole | None = None) -> None:
+    """Print the answers."""
+    console = console or QuietConsole(highlight=False, markup=False, emoji=False)
+    for line in solution_lines(found):
+        console.print(Text(line), soft_wrap=True)
 
 
 def _range(low: int, high: int) -> str:

@@ -96,7 +96,10 @@ def _meta_bytes(run: Session, plan: Planned, group: CacheGroup) -> int:
 
 
 def _format_error(run: Session, cache: Cache) -> dict[str, FormatError]:
-    """Error of the stored values against the originals: K only, V only, both."""
+    """Error of the stored values against the originals, captured ones where given: K only, V only, both."""
+    if run.captured is not None:
+        found = run.captured.error(cache.layout)
+        return {name: _version(part) for name, part in (("k_only", found.k), ("v_only", found.v), ("both", found.both))}
     tokens = run.geometry.tokens
     found = format_error(
         run.tensors.q,

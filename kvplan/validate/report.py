@@ -30,6 +30,8 @@ class ValidationRequest(_Data):
     seed: int
     dtype: str
     """Dtype of the original tensors and of the 16-bit baselines."""
+    tensors_file: str | None = None
+    """Capture file that format errors are measured on; null for the synthetic tensors."""
 
 
 class DeviceInfo(_Data):

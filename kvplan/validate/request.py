@@ -29,8 +29,12 @@ def make_request(
     device: str,
     page_size: int | None,
     seed: int,
+    tensors: str | None = None,
 ) -> ValidationRequest:
     """Fill in every default and refuse what cannot run.
+
+    Args:
+        tensors: path of a capture file for the format errors.
 
     Raises:
         UsageError: a context above the model's maximum, or too large for the interpreter.
@@ -68,6 +72,7 @@ def make_request(
         page_size=max(plan.page_size for plan in plans),
         seed=seed,
         dtype=dtype,
+        tensors_file=tensors,
     )
 
 

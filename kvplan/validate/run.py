@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 
 import torch
 
 from kvplan.errors import KvplanError
 from kvplan.specs.model import ModelSpec
 from kvplan.validate import measure
+from kvplan.validate.captured import load
 from kvplan.validate.device import device_info
 from kvplan.validate.format import validate_format
 from kvplan.validate.report import Baselines, FormatResult, Roof, ValidationReport, ValidationRequest
@@ -26,7 +28,8 @@ def validate(
     shape = geometry(group, request.context, request.batch)
     progress("making tensors")
     tensors = make_tensors(shape, seed=request.seed, dtype=DTYPES[request.dtype], device=request.device)
-    run = Session(request, spec, group, shape, tensors, progress)
+    captured = load(Path(request.tensors_file), group) if request.tensors_file else None
+    run = Session(request, spec, group, shape, tensors, progress, captured)
     if run.timed:
         _measure_baselines(run)
     report = ValidationReport(
@@ -34,7 +37,7 @@ def validate(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         request=request,
         device=device_info(request.device),
-        tensors=LABEL,
+        tensors=f"{LABEL}; {captured.label}" if captured else LABEL,
         layer_group=group.name,
         layers=len(spec.positions(group)),
         roof=run.roof,

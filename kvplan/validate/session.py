@@ -10,6 +10,7 @@ import torch
 
 from kvplan.specs.groups import AttentionGroup
 from kvplan.specs.model import ModelSpec
+from kvplan.validate.captured import Captured
 from kvplan.validate.report import Baselines, Roof, ValidationRequest
 from kvplan.validate.tensors import Geometry, Tensors
 
@@ -27,6 +28,7 @@ class Session:
     geometry: Geometry
     tensors: Tensors
     progress: Progress
+    captured: Captured | None = None
     roof: Roof | None = None
     baselines: Baselines = field(default_factory=Baselines)
 

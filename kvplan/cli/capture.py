@@ -1,0 +1,68 @@
+"""`kvplan capture`: a model's own queries, keys and values on a text, into a safetensors file."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from kvplan.cli.progress import Bar
+from kvplan.errors import InputError
+from kvplan.quality.models import DEFAULT
+from kvplan.units import format_bytes, parse_count
+
+
+@click.command("capture")
+@click.argument("model", default=DEFAULT)
+@click.option("--text", type=click.Path(path_type=Path), help="Text to read; default pydoc_data.topics of Python.")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The safetensors file to write.")
+@click.option("--layers", metavar="LIST", help="Layers such as 0,10,20-22; default all.")
+@click.option("--tokens", metavar="N", default="1024", show_default=True, help="Positions; K and V are kept of all.")
+@click.option("--first-token", metavar="N", type=click.IntRange(min=0),
+              help="Tokens of the text to leave out; default 0, 20000 for the default text.")  # fmt: skip
+@click.option("--queries", metavar="N", default="64", show_default=True, help="Last positions, kept of Q.")
+@click.option("--dtype", type=click.Choice(["fp16", "bf16", "fp32"]), default="fp16", show_default=True,
+              help="Stored dtype.")  # fmt: skip
+def command(
+    model: str,
+    text: Path | None,
+    out: Path,
+    layers: str | None,
+    tokens: str,
+    first_token: int | None,
+    queries: str,
+    dtype: Literal["fp16", "bf16", "fp32"],
+) -> None:
+    """Post-RoPE Q and un-repeated K and V of MODEL, with a manifest; the text is not stored.
+
+    MODEL is a model folder, a .gguf file or smollm2-135m.
+
+    \b
+    Examples:
+      kvplan capture --out kv.safetensors --layers 0,10,20
+      kvplan capture ./my-model --text corpus.txt --out kv.safetensors --tokens 4096
+    """
+    from kvplan.quality.models import require
+
+    if not out.absolute().parent.is_dir():
+        raise InputError(f"cannot write {out}: its folder does not exist", "create the folder or choose another file")
+    require()
+    from kvplan.quality.capture import capture, parse_layers
+    from kvplan.quality.prepare import Reading
+
+    with Bar(1) as bar:
+        bar.say("running the model")
+        made = capture(
+            model,
+            out,
+            Reading(text, parse_count(tokens, "tokens"), first_token),
+            layers=parse_layers(layers),
+            queries=parse_count(queries, "queries"),
+            dtype=dtype,
+            command=shlex.join(["kvplan", *sys.argv[1:]]),
+        )
+    kept = f"{len(made.layers)} layers x {made.text.tokens:,} tokens of {made.model}"
+    click.echo(f"{out}: {kept}, {format_bytes(out.stat().st_size)}")

@@ -1,0 +1,101 @@
+"""`kvplan quality`: KL, agreement and perplexity of formats, measured in a model's own forward pass."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+from kvplan.cli.options import json_option
+from kvplan.cli.progress import Bar
+from kvplan.errors import InputError
+from kvplan.quality.models import DEFAULT
+from kvplan.quality.report import QualityReport
+from kvplan.quality.request import DEFAULT_TOKENS
+from kvplan.units import parse_count
+
+
+@click.command("quality")
+@click.argument("model", default=DEFAULT)
+@click.option("--kv", metavar="F", multiple=True, help="Candidate for K and V; repeat it for several.")
+@click.option("--k", metavar="F", help="Format of K, with --v: one more candidate.")
+@click.option("--v", metavar="F", help="Format of V, with --k.")
+@click.option("--text", type=click.Path(path_type=Path), help="Text to read; default pydoc_data.topics of Python.")
+@click.option("--calibration-text", type=click.Path(path_type=Path),
+              help="Text for static scales; default the source of Python's argparse.")  # fmt: skip
+@click.option("--tokens", metavar="N", default=str(DEFAULT_TOKENS), show_default=True, help="Positions to run.")
+@click.option("--first-token", metavar="N", type=click.IntRange(min=0),
+              help="Tokens of the text to leave out; default 0, 20000 for the default text.")  # fmt: skip
+@click.option("--compute", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True,
+              help="Dtype of the forward pass; bf16 hides the error of 8-bit formats.")  # fmt: skip
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where to run.")
+@click.option("--no-parts", is_flag=True, help="K and V together only: a third of the time.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write the report as JSON here, after every format.")
+@json_option
+def command(
+    model: str,
+    kv: tuple[str, ...],
+    k: str | None,
+    v: str | None,
+    text: Path | None,
+    calibration_text: Path | None,
+    tokens: str,
+    first_token: int | None,
+    compute: str,
+    device: str,
+    no_parts: bool,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """What cache formats cost MODEL in quality: a model folder, a .gguf file or smollm2-135m.
+
+    One teacher-forced pass per format with the quantised cache in every layer, against the untouched cache. Formats
+    need a codec; latents (MLA) are refused.
+
+    \b
+    Examples:
+      kvplan quality --kv int8 --kv fp8_e4m3 --kv kivi2
+      kvplan quality ./my-model --k int8 --v int4:group/32,asym --text corpus.txt
+    """
+    from kvplan.quality.models import require
+    from kvplan.quality.request import candidates
+
+    chosen = candidates(kv, k, v)
+    require()
+    from kvplan.quality.prepare import Reading
+    from kvplan.quality.start import start
+
+    if out is not None and not out.absolute().parent.is_dir():
+        raise InputError(f"cannot write {out}: its folder does not exist", "create the folder or choose another file")
+    report: QualityReport | None = None
+    try:
+        with Bar(len(chosen)) as bar:
+            for report in start(
+                model,
+                chosen,
+                Reading(text, parse_count(tokens, "tokens"), first_token),
+                calibration_text=calibration_text,
+                compute=compute,
+                device=device,
+                parts=not no_parts,
+                command=shlex.join(["kvplan", *sys.argv[1:]]),
+                progress=bar.say,
+            ):
+                bar.advance()
+                if out is not None:
+                    report.save(out)
+    finally:
+        # Also after Ctrl-C: what is finished is shown, and the interruption goes on to main().
+        if report is not None:
+            _show(report, as_json)
+
+
+def _show(report: QualityReport, as_json: bool) -> None:
+    if as_json:
+        click.echo(report.to_json())
+        return
+    from kvplan.report.quality import print_quality
+
+    print_quality(report)

@@ -1,0 +1,129 @@
+"""Post-RoPE queries and un-repeated K and V of a model on a text, layer by layer into a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from kvplan.errors import UsageError
+from kvplan.quality import models
+from kvplan.quality.attention import identity, visiting
+from kvplan.quality.manifest import KEY, CapturedLayer, Manifest
+from kvplan.quality.prepare import Reading, prepare
+from kvplan.quality.run import versions
+from kvplan.quality.stored import Rows
+from kvplan.quality.stream import UNKNOWN_HASH, TensorStream
+
+Dtype = Literal["fp16", "bf16", "fp32"]
+PROBE_TOKENS = 2
+
+
+def capture(
+    model: str,
+    out: Path,
+    reading: Reading,
+    *,
+    layers: Sequence[int] | None,
+    queries: int,
+    dtype: Dtype,
+    command: str,
+) -> Manifest:
+    """Run `model` once over a text and write the chosen layers; all of them for None.
+
+    Args:
+        reading: the positions, all of which are kept of K and V.
+        queries: the last positions, kept of Q.
+    """
+    source, g = prepare(model, reading, "cpu", logits=False)
+    chosen = sorted(set(range(g.layers) if layers is None else layers))
+    _check(chosen, g.layers, reading.tokens, queries)
+    ids, info = reading.ids(models.load_tokenizer(source))
+    loaded = models.load_model(source, "fp32", "cpu")
+    manifest = Manifest(
+        command=command,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        model=source.name,
+        weights_sha256=source.weights_sha256,
+        text=info,
+        compute="fp32",
+        dtype=dtype,
+        queries=queries,
+        layers=_layers(loaded, chosen),
+        versions=versions(),
+        tensors_sha256=UNKNOWN_HASH,
+    )
+    _write(loaded, torch.tensor([ids]), manifest, out)
+    return manifest
+
+
+def parse_layers(text: str | None) -> list[int] | None:
+    """`all` or None to None; `0,10,20-22` to numbers.
+
+    Raises:
+        UsageError: anything else.
+    """
+    if text is None or text.strip().lower() == "all":
+        return None
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise UsageError(
+                f"layers {text!r}: {part.strip()!r} is no layer", "for example --layers 0,10,20-22, or all"
+            )
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def _check(chosen: Sequence[int], layers: int, tokens: int, queries: int) -> None:
+    if not chosen or chosen[-1] >= layers:
+        raise UsageError(f"layers {list(chosen)}: the model has 0 to {layers - 1}", "choose among these, or all")
+    if not 1 <= queries <= tokens:
+        raise UsageError(f"{queries} queries of {tokens:,} positions", f"use --queries 1 to {tokens}")
+
+
+def _layers(model: Any, chosen: Sequence[int]) -> tuple[CapturedLayer, ...]:
+    """Scale and window as the attention modules have them."""
+    found: dict[int, CapturedLayer] = {}
+    for m in model.modules():
+        if hasattr(m, "layer_idx") and hasattr(m, "scaling") and m.layer_idx in chosen:
+            window = getattr(m, "sliding_window", None)
+            found[m.layer_idx] = CapturedLayer(layer=m.layer_idx, scale=float(m.scaling), sliding_window=window)
+    missing = [i for i in chosen if i not in found]
+    if missing:
+        raise UsageError(f"layers {missing} have no K and V attention", "leave them out")
+    return tuple(found[i] for i in chosen)
+
+
+def _write(model: Any, ids: Tensor, manifest: Manifest, out: Path) -> None:
+    """One pass over two tokens for the shapes, one over all of them for the data."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    wanted = {x.layer for x in manifest.layers}
+    tokens, queries = ids.shape[1], manifest.queries
+
+    def probe(layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Rows, Rows]:
+        if layer in wanted:
+            for role, x, rows in (("q", q, queries), ("k", k, tokens), ("v", v, tokens)):
+                shapes[f"layers.{layer}.{role}"] = (x.shape[1], rows, x.shape[3])
+        return identity(layer, q, k, v)
+
+    _read(model, ids[:, :PROBE_TOKENS], probe)
+    with TensorStream(out, shapes, manifest.dtype, {KEY: manifest.model_dump_json(by_alias=True)}) as stream:
+
+        def keep(layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Rows, Rows]:
+            if layer in wanted:
+                for role, x in (("q", q[:, :, -queries:]), ("k", k), ("v", v)):
+                    stream.write(f"layers.{layer}.{role}", x[0])
+            return identity(layer, q, k, v)
+
+        _read(model, ids, keep)
+
+
+def _read(model: Any, ids: Tensor, visitor: Any) -> None:
+    with torch.inference_mode(), visiting(visitor):
+        model(ids, use_cache=False, logits_to_keep=1)

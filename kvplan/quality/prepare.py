@@ -1,0 +1,51 @@
+"""What is settled before anything is loaded: files, config, number of positions, memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvplan.quality import models, texts
+from kvplan.quality.models import Geometry, Source
+from kvplan.quality.report import TextInfo
+from kvplan.quality.request import SMALLEST_TOKENS, memory_needed
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Which part of which text; None for the default text, or for its default start."""
+
+    text: Path | None
+    tokens: int
+    first_token: int | None
+
+    def ids(self, tokenizer: Any, targets: int = 0) -> tuple[list[int], TextInfo]:
+        """Token ids, `targets` more than the positions that run, which the info counts."""
+        text = texts.read_text(self.text) if self.text else texts.default_text()
+        found, info = texts.tokenise(tokenizer, text, self.tokens + targets, self.first_token)
+        return found, info.model_copy(update={"tokens": self.tokens})
+
+
+def prepare(model: str, reading: Reading, device: str, logits: bool) -> tuple[Source, Geometry]:
+    """Find a model and refuse what cannot run.
+
+    Args:
+        logits: whether logits of all positions are kept.
+    """
+    source = models.find(model)
+    if reading.text is not None:
+        texts.read_text(reading.text)
+    config = models.load_config(source)
+    g = models.geometry(config)
+    models.check_tokens(reading.tokens, SMALLEST_TOKENS, source, g)
+    need = memory_needed(
+        models.parameters(config),
+        g.vocab if logits else 1,
+        g.layers,
+        2 * 4 * g.kv_heads * g.head_dim,
+        reading.tokens,
+        source.gguf is not None,
+    )
+    models.check_memory(need, device)
+    return source, g

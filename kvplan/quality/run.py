@@ -1,0 +1,176 @@
+"""One `kvplan quality`: the untouched run, its noise floor, then format after format; a report after each."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvplan import __version__
+from kvplan.errors import UnsupportedError
+from kvplan.quality.attention import NAME, identity, visiting
+from kvplan.quality.measure import Outcome, Run, buckets, compare, figures
+from kvplan.quality.report import Baseline, Candidate, Figures, FormatQuality, QualityReport, QualityRequest
+from kvplan.quality.request import has_parts
+from kvplan.quality.stored import Codec, Rows, untouched
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The model and what it reads.
+
+    Attributes:
+        tokens: int64 `(1, T + 1)`; the last one is only a target.
+        calibration: int64 `(1, N)` for static scales, or None.
+        cache_dtype: fp16, bf16 or fp32: the dtype that the model's cache has.
+    """
+
+    model: Any
+    tokens: Tensor
+    calibration: Tensor | None
+    cache_dtype: str
+    weights_sha256: str | None = None
+
+
+def measure(
+    request: QualityRequest, inputs: Inputs, command: str, progress: Progress = lambda _: None
+) -> Iterator[QualityReport]:
+    """Run every candidate; yields the report so far after each, the last one complete."""
+    progress("the untouched cache")
+    layers: set[int] = set()
+
+    def counting(layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Rows, Rows]:
+        layers.add(layer)
+        return identity(layer, q, k, v)
+
+    base = Run(_logits(inputs, counting), inputs.tokens[0, 1:])
+    if not layers:
+        raise UnsupportedError(f"{request.model} has no attention that kvplan can watch", "use a transformer model")
+    progress("the noise floor")
+    noise = compare(base, _usual_logits(inputs))
+    report = QualityReport(
+        command=command,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        request=request,
+        weights_sha256=inputs.weights_sha256,
+        layers=len(layers),
+        versions=versions(),
+        baseline=Baseline(ppl=noise.loss_untouched.mean().exp().item(), noise=figures(noise)),
+        notes=_notes(request),
+    )
+    for i, candidate in enumerate(request.candidates):
+        progress(f"{candidate.format} ({i + 1} of {len(request.candidates)})")
+        found = _measured(candidate, request.parts, base, inputs)
+        done = i + 1 == len(request.candidates)
+        report = report.model_copy(update={"formats": (*report.formats, found), "complete": done})
+        yield report
+
+
+def _measured(c: Candidate, parts: bool, base: Run, inputs: Inputs) -> FormatQuality:
+    """K and V together, then each alone."""
+    started = time.perf_counter()
+    codecs = [Codec(role, spelling, inputs.cache_dtype) for role, spelling in (("k", c.k), ("v", c.v))]
+    _calibrate(codecs, inputs)
+    both, share = _outcome(codecs, base, inputs)
+    clipped = {x.role: x.clipped / x.values for x in codecs if x.values}
+    alone: list[Figures | None] = [None, None]
+    if parts and has_parts(c):
+        alone = [figures(_outcome([codec], base, inputs)[0]) for codec in codecs]
+    return FormatQuality(
+        format=c.format,
+        k=c.k,
+        v=c.v,
+        **figures(both).model_dump(),
+        exact_share=share,
+        clipped_fraction=clipped,
+        k_only=alone[0],
+        v_only=alone[1],
+        buckets=buckets(both),
+        seconds=round(time.perf_counter() - started, 1),
+    )
+
+
+def _calibrate(codecs: Sequence[Codec], inputs: Inputs) -> None:
+    """Static scales of every layer from one run of the untouched model on the calibration text."""
+    if not any(codec.is_static for codec in codecs):
+        return
+    assert inputs.calibration is not None
+
+    def learn(layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Rows, Rows]:
+        for codec in codecs:
+            codec.calibrate(layer, k if codec.role == "k" else v)
+        return identity(layer, q, k, v)
+
+    with torch.inference_mode(), visiting(learn):
+        inputs.model(inputs.calibration, use_cache=False, logits_to_keep=1)
+
+
+def _outcome(codecs: Sequence[Codec], base: Run, inputs: Inputs) -> tuple[Outcome, float]:
+    """One run with these tensors quantised and the others untouched; with the mean share of rows seen exact."""
+    by_role = {codec.role: codec for codec in codecs}
+    shares: list[float] = []
+
+    def quantise(layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Rows, Rows]:
+        kept = [by_role[r].rows(layer, x) if r in by_role else untouched(r, x) for r, x in (("k", k), ("v", v))]
+        if not shares:
+            shares.extend(_exact_share(rows) for rows in kept if rows.role in by_role)
+        return kept[0], kept[1]
+
+    outcome = compare(base, _logits(inputs, quantise))
+    return outcome, sum(shares) / max(len(shares), 1)
+
+
+def _exact_share(rows: Rows) -> float:
+    """Mean over queries of the share of their rows that they see exact."""
+    if rows.layout is None:
+        return 0.0
+    tokens: int = rows.exact.shape[-2]
+    return sum((t + 1 - rows.packed(t)) / (t + 1) for t in range(tokens)) / tokens
+
+
+def _logits(inputs: Inputs, visitor: Any) -> Tensor:
+    """Teacher-forced logits fp32 `(T, V)`: one prefill, errors pass from layer to layer."""
+    with torch.inference_mode(), visiting(visitor):
+        found: Tensor = inputs.model(inputs.tokens[:, :-1], use_cache=False).logits[0].float()
+    return found
+
+
+def _usual_logits(inputs: Inputs) -> Tensor:
+    """The same through the model's usual attention function."""
+    inputs.model.set_attn_implementation("sdpa" if inputs.model._supports_sdpa else "eager")
+    try:
+        return _logits(inputs, identity)
+    finally:
+        inputs.model.set_attn_implementation(NAME)
+
+
+def versions() -> dict[str, str]:
+    """What ran."""
+    import transformers
+
+    return {
+        "kvplan": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def _notes(request: QualityRequest) -> tuple[str, ...]:
+    notes = ["residual rows stay as computed; they are packed after the query of their own position has read them"]
+    if request.calibration is not None and request.text.tokens > request.calibration.tokens:
+        notes.append(
+            f"static scales were calibrated on positions below {request.calibration.tokens:,}: rotated keys differ "
+            "beyond, and scales by channel clip most there"
+        )
+    if request.compute == "bf16":
+        notes.append("bf16 compute: its own error is larger than that of 8-bit formats")
+    return tuple(notes)

@@ -1,0 +1,134 @@
+"""Error of a format on tensors of a real model, from a file that `kvplan capture` wrote."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from kvplan_kernels.attention.reference import FormatError, format_error
+from kvplan_kernels.codecs.grid import calibrate, decode, encode
+from torch import Tensor
+
+from kvplan.errors import InputError, NoDeviceError
+from kvplan.formats.layout import Layout
+from kvplan.specs.groups import AttentionGroup
+
+SCHEMA = "kvplan.capture/1"
+MAX_QUERIES = 16
+"""Queries used of each layer, evenly spread: fp64 attention of more would take longer than the rest."""
+
+
+@dataclass(frozen=True)
+class Captured:
+    """Tensors of some layers; a request is one query of one layer over the rows before it and its own.
+
+    Attributes:
+        q: fp32 `(L, HQ, N, D)`, scaled so that `scale` holds for all layers; the last N of T positions.
+        k, v: fp32 `(L, H, T, D)` and `(L, H, T, Dv)`.
+        windows: rows that a query sees, per layer; None for all.
+        source: which model, layers and text, in words.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scale: float
+    windows: tuple[int | None, ...]
+    source: str
+
+    @property
+    def label(self) -> str:
+        """What may be concluded from the errors."""
+        return (
+            f"format errors on captured Q, K and V of {self.source}, scales of static formats from the first half of "
+            "its rows"
+        )
+
+    @cached_property
+    def requests(self) -> tuple[tuple[int, int, int, int], ...]:
+        """(layer, query, first row, rows) of each request."""
+        queries, tokens = self.q.shape[2], self.k.shape[2]
+        step = -(-queries // MAX_QUERIES)
+        found = []
+        for layer, window in enumerate(self.windows):
+            for n in range(queries - 1, -1, -step):
+                stop = tokens - queries + n + 1
+                start = max(stop - window, 0) if window else 0
+                found.append((layer, n, start, stop - start))
+        return tuple(found)
+
+    def error(self, layout: Layout) -> FormatError:
+        """Decode attention on what `layout` stores of the rows against that on the rows, in fp64."""
+        k_hat, v_hat = (_stored(layout, role, x) for role, x in (("k", self.k), ("v", self.v)))
+        q = torch.stack([self.q[layer, :, n] for layer, n, _, _ in self.requests])
+        lengths = torch.tensor([rows for *_, rows in self.requests])
+        k, v, k_hat, v_hat = (self._rows(x) for x in (self.k, self.v, k_hat, v_hat))
+        return format_error(q, k, v, k_hat, v_hat, lengths, self.scale)
+
+    def _rows(self, x: Tensor) -> Any:
+        """`(H, T, D)` of a request, its first visible row first."""
+
+        def of(request: int) -> Tensor:
+            layer, _, start, rows = self.requests[request]
+            return x[layer, :, start : start + rows]
+
+        return of
+
+
+def _stored(layout: Layout, role: str, x: Tensor) -> Tensor:
+    """Rows `(L, H, T, D)` after encode and decode; static scales per layer, from the first half."""
+    parts = []
+    for rows in x:
+        static = calibrate(layout, role, rows[:, : rows.shape[1] // 2]) or None
+        parts.append(decode(layout, role, encode(layout, role, rows, static)))
+    return torch.stack(parts)
+
+
+def load(path: Path, group: AttentionGroup) -> Captured:
+    """Read a capture file of a model with this attention group.
+
+    Raises:
+        InputError: not a capture file, or of another geometry.
+        NoDeviceError: safetensors is missing.
+    """
+    if importlib.util.find_spec("safetensors") is None:
+        raise NoDeviceError("--tensors needs safetensors", "pip install 'kvplan-advisor[quality]'")
+    from safetensors import SafetensorError, safe_open
+
+    hint = "write one with: kvplan capture MODEL --out FILE.safetensors"
+    try:
+        with safe_open(path, "pt") as opened:
+            manifest = json.loads((opened.metadata() or {}).get("kvplan", "{}"))
+            if manifest.get("schema") != SCHEMA:
+                raise InputError(f"{path} is no capture file of kvplan", hint)
+            layers = manifest["layers"]
+            q, k, v = (
+                torch.stack([opened.get_tensor(f"layers.{x['layer']}.{role}").float() for x in layers])
+                for role in ("q", "k", "v")
+            )
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"cannot read {path}: {str(error).splitlines()[0]}", hint) from None
+    _check(path, group, q, k, v)
+    scales = torch.tensor([x["scale"] for x in layers])
+    numbers = ", ".join(str(x["layer"]) for x in layers)
+    return Captured(
+        q * (scales / scales[0])[:, None, None, None],
+        k,
+        v,
+        float(scales[0]),
+        tuple(x["sliding_window"] for x in layers),
+        f"{manifest['model']} (layers {numbers}; {k.shape[2]:,} tokens of {manifest['text']['name']})",
+    )
+
+
+def _check(path: Path, group: AttentionGroup, q: Tensor, k: Tensor, v: Tensor) -> None:
+    got = q.shape[1], k.shape[1], k.shape[3], v.shape[3]
+    want = group.q_heads, group.kv_heads, group.k_dim, group.v_dim
+    if got != want:
+        words = "{} query heads on {} KV heads of {} and {} channels"
+        raise InputError(f"{path} has {words.format(*got)}, the model {words.format(*want)}", "capture the same model")
