@@ -71,7 +71,7 @@ def test_the_table_and_nothing_else(tiny: Path, prose: Path, capsys: pytest.Capt
     [
         (["lama"], ExitCode.INPUT, "no weights for 'lama'", "smollm2-135m"),
         (["{tiny}", "--kv", "int9"], ExitCode.USAGE, "int9", "int8"),
-        (["{tiny}", "--kv", "nvfp4"], ExitCode.UNSUPPORTED, "nvfp4", "int8"),
+        (["{tiny}", "--kv", "lm3,rot"], ExitCode.UNSUPPORTED, "lm3,rot", "int8"),
         (["{tiny}", "--kv", "int4:group/64"], ExitCode.USAGE, "do not divide head_dim 32", "32"),
         (["{tiny}", "--k", "int8"], ExitCode.USAGE, "--k and --v", "--kv"),
         (["{tiny}", "--text", "no.txt"], ExitCode.INPUT, "no.txt", "text file"),
