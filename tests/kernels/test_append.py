@@ -99,6 +99,7 @@ def test_codes_scales_and_counters_are_bit_exact(spelling: str, dtype: torch.dty
         ("nvfp4", "mxfp4", (80, 96), 3),
         ("int3:group/16", "fp4_e2m1", (112, 192), 1),
         ("int3,rot", "fp4_e2m1:token,scale=e8m0,rot", (128, 32), 2),
+        ("int8:head,rot", "int8:group/16,pack=page", (64, 80), 2),
         ("fp8_e4m3:group/16,scale=e4m3,pack=page", "int8:group/16,pack=page", (48, 80), 2),
         ("int2:channel/16,asym,recent=32", "int2:group/16,asym,recent=20", (72, 48), 2),
         ("fp8_e4m3:channel/8,recent=16", "int8:channel/16", (80, 40), 1),

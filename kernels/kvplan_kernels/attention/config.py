@@ -1,9 +1,9 @@
 """How a decode launch is shaped: tile, warps, stages, resident programs. One readable table.
 
-From the study on an H200 (head_dim 128; `groups` is int4:group/32). The two rows by channel are from instruction
-counts: more than one warp would exchange the query's product with the scales through shared memory. Two rules hold for
-every entry: resident warps per SM are a multiple of 4 and the grid is exactly SMs x programs per SM. Break either and a
-kernel loses 20 to 35 percent.
+From the study on an H200 (head_dim 128; `groups` is int4:group/32, `fp4` nvfp4 and mxfp4). The two rows by channel are
+from instruction counts: more than one warp would exchange the query's product with the scales through shared memory.
+Two rules hold for every entry: resident warps per SM are a multiple of 4 and the grid is exactly SMs x programs per SM.
+Break either and a kernel loses 20 to 35 percent.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ TABLE = {
     "16 bit": DecodeConfig(32, 1, 3, 4),
     "int8": DecodeConfig(64, 1, 3, 4),
     "fp8": DecodeConfig(64, 1, 3, 4),
-    "fp4": DecodeConfig(32, 1, 3, 8),
+    "fp4": DecodeConfig(64, 1, 3, 8),
     "int4": DecodeConfig(64, 1, 3, 8),
-    "int3": DecodeConfig(64, 1, 3, 8),
+    "int3": DecodeConfig(32, 1, 3, 8),
     "int2": DecodeConfig(128, 1, 3, 8),
     "groups": DecodeConfig(32, 1, 3, 8),
     "channels": DecodeConfig(64, 1, 3, 8),

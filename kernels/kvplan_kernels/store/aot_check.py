@@ -41,6 +41,7 @@ PAIRS = (
     ("nvfp4", "mxfp4", 128, 128),
     ("mxfp8", "fp4_e2m1", 128, 128),
     ("int3,rot", "int3:token,asym,rot", 128, 128),
+    ("int8:head,rot", "int8:group/16,pack=page", 128, 128),
 )  # fmt: skip
 HEADS, PAGE, BATCH, TOKENS = 8, 128, 4, 256
 _TYPES = {
@@ -52,7 +53,9 @@ _TYPES = {
 def check_append(pair: tuple[str, str, int, int], tokens: int = TOKENS, capability: int = 90) -> Report:
     """Compile the write kernel of one (K spelling, V spelling, Dk, Dv) for `tokens` new tokens per sequence."""
     cache = _cache(pair)
-    k, v = (_meta((BATCH, tokens, HEADS, dim), torch.bfloat16) for dim in pair[2:])
+    # Rotated rows arrive in fp32.
+    rows = {role: torch.float32 if cache.layout.view(role).rot else torch.bfloat16 for role in ("k", "v")}
+    k, v = (_meta((BATCH, tokens, HEADS, dim), dtype) for dim, dtype in zip(pair[2:], rows.values(), strict=True))
     counts, saturated = _meta((BATCH,), torch.int32), _meta((2, HEADS), torch.int64)
     args, constants, num_warps = append.launch_arguments(cache, k, v, counts, saturated)
     return _compile(append._append_kernel, args, constants, num_warps, capability)

@@ -23,8 +23,8 @@ from kvplan_kernels.store.ring import append_waiting, units_to_pack
 
 # Tokens per program of a bulk write; 32 rows of 128 channels are one coalesced 4 KiB run of codes.
 TILE_TOKENS = 32
-# Where each row is read field by field: 32 tokens then take 128 registers and spill.
-PLANAR_TILE_TOKENS = 16
+# Where each row is read field by field, or rotated and so fp32: 32 tokens then take 128 registers and spill.
+WIDE_TILE_TOKENS = 16
 
 
 @triton.jit
@@ -50,23 +50,24 @@ def _append_kernel(
     m_token = (o_token < count) & (position < max_pages * PAGE)
     page = tl.load(p_pages + position // PAGE, mask=m_token, other=0).to(tl.int64)
     o_row = (page * HKV + i_head) * PAGE + position % PAGE
+    # Two names: rotated rows are fp32 whatever the other side is.
     if i_side == 0:
-        b_x = p_k + i_seq * stride_kb + i_head.to(tl.int64) * stride_kh
+        b_k = p_k + i_seq * stride_kb + i_head.to(tl.int64) * stride_kh
         if K.recent:
-            append_waiting(b_x, stride_kt, start, end, i_seq, i_head, p_pages, p_k_codes, p_k_meta, p_k_ring,
+            append_waiting(b_k, stride_kt, start, end, i_seq, i_head, p_pages, p_k_codes, p_k_meta, p_k_ring,
                            K, KG, HKV, PAGE, TILE)  # fmt: skip
         else:
-            write_rows(b_x, stride_kt, o_token, None, o_row, o_row, m_token, i_head, p_k_codes, p_k_high, p_k_meta,
+            write_rows(b_k, stride_kt, o_token, None, o_row, o_row, m_token, i_head, p_k_codes, p_k_high, p_k_meta,
                        p_k_scale, p_k_zero, p_saturated, K, KG, PAGE)  # fmt: skip
     else:
-        b_x = p_v + i_seq * stride_vb + i_head.to(tl.int64) * stride_vh
+        b_v = p_v + i_seq * stride_vb + i_head.to(tl.int64) * stride_vh
         if p_saturated is not None:
             p_saturated += HKV
         if V.recent:
-            append_waiting(b_x, stride_vt, start, end, i_seq, i_head, p_pages, p_v_codes, p_v_meta, p_v_ring,
+            append_waiting(b_v, stride_vt, start, end, i_seq, i_head, p_pages, p_v_codes, p_v_meta, p_v_ring,
                            V, VG, HKV, PAGE, TILE)  # fmt: skip
         else:
-            write_rows(b_x, stride_vt, o_token, None, o_row, o_row, m_token, i_head, p_v_codes, p_v_high, p_v_meta,
+            write_rows(b_v, stride_vt, o_token, None, o_row, o_row, m_token, i_head, p_v_codes, p_v_high, p_v_meta,
                        p_v_scale, p_v_zero, p_saturated, V, VG, PAGE)  # fmt: skip
 
 
@@ -120,7 +121,7 @@ def launch_arguments(
 ) -> tuple[list[Any], dict[str, Any], int]:
     """(arguments, constexprs, num_warps) of the kernel; also what the ahead-of-time compile tests compile."""
     k_view, v_view = cache.layout.view("k"), cache.layout.view("v")
-    tile = PLANAR_TILE_TOKENS if k_view.planar or v_view.planar else TILE_TOKENS
+    tile = WIDE_TILE_TOKENS if any(t.planar or t.rot for t in (k_view, v_view)) else TILE_TOKENS
     if not (k_view.recent or v_view.recent):
         # One token may release many from a residual; without one, a tile holds new tokens only.
         tile = min(tile, triton.next_power_of_2(k.shape[1]))
