@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from kvplan.stored import StoredReport
 
 SCOPE = "this model on this text: sizes of KL do not carry over to other models, the order of formats mostly does"
 
@@ -109,10 +110,8 @@ class Baseline(_Data):
     """The same run through the model's usual attention: what the arithmetic alone changes."""
 
 
-class QualityReport(_Data):
+class QualityReport(StoredReport):
     """Everything one `kvplan quality` found; written after every finished format."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, populate_by_name=True)
 
     schema_: Literal["kvplan.quality/1"] = Field(default="kvplan.quality/1", alias="schema")
     command: str
@@ -128,12 +127,3 @@ class QualityReport(_Data):
     formats: tuple[FormatQuality, ...] = ()
     complete: bool = False
     notes: tuple[str, ...] = ()
-
-    def to_json(self) -> str:
-        return self.model_dump_json(indent=1, by_alias=True)
-
-    def save(self, path: Path) -> None:
-        """Write atomically, so that an interruption leaves the last complete state."""
-        partial = path.with_suffix(path.suffix + ".partial")
-        partial.write_text(self.to_json() + "\n", encoding="utf-8")
-        partial.replace(path)

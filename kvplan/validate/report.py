@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from kvplan.stored import StoredReport
 
 NOT_MEASURED = "end-to-end throughput: not measured here"
 
@@ -138,7 +139,7 @@ class Baselines(_Data):
     best: str | None = None
 
 
-class ValidationReport(_Data):
+class ValidationReport(StoredReport):
     """Everything one `kvplan validate` found; written after every finished format."""
 
     schema_: Literal["kvplan.validation/1"] = Field(default="kvplan.validation/1", alias="schema")
@@ -157,17 +158,6 @@ class ValidationReport(_Data):
     """False while formats are still to come (or the run was interrupted)."""
     notes: tuple[str, ...] = ()
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, populate_by_name=True)
-
     @property
     def passed(self) -> bool:
         return self.complete and all(r.status == "ok" for r in self.results)
-
-    def to_json(self) -> str:
-        return self.model_dump_json(indent=1, by_alias=True)
-
-    def save(self, path: Path) -> None:
-        """Write atomically, so that an interruption leaves the last complete state."""
-        partial = path.with_suffix(path.suffix + ".partial")
-        partial.write_text(self.to_json() + "\n", encoding="utf-8")
-        partial.replace(path)

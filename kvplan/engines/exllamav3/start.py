@@ -5,20 +5,16 @@ from __future__ import annotations
 from fractions import Fraction
 
 from kvplan.engines.shared.launch import Flag, LaunchSpec
-from kvplan.engines.shared.memory import GpuMemory, PoolRule
+from kvplan.engines.shared.memory import PoolRule, rest_without_graphs
 
 _EXAMPLES = "exllamav3 1.6.5, model_init.py (-cs, -cq) and examples/chat.py"
-
-
-def _pool(memory: GpuMemory) -> int:
-    return int(memory.share * memory.total) - memory.framework - memory.weights - memory.activations
 
 
 POOL = PoolRule(
     share_name="",
     default_share=lambda _version, _total, _ranks: Fraction(1),
     busiest=lambda _started: (16, 2048),
-    pool=_pool,
+    pool=rest_without_graphs,
     text="The whole GPU, less framework, weights and activations: the cache has the size that is asked for.",
     source="exllamav3 1.6.5, cache/*.py",
 )

@@ -5,14 +5,9 @@ from __future__ import annotations
 from fractions import Fraction
 
 from kvplan.engines.shared.launch import Flag, LaunchSpec
-from kvplan.engines.shared.memory import GpuMemory, PoolRule, Started
+from kvplan.engines.shared.memory import PoolRule, Started, rest_without_graphs
 
 _ARGUMENTS = "llama.cpp b11434, tools/server/README.md and common/arg.cpp"
-
-
-def _pool(memory: GpuMemory) -> int:
-    """Nothing is set aside ahead: the caches must fit beside weights and compute buffers."""
-    return int(memory.share * memory.total) - memory.framework - memory.weights - memory.activations
 
 
 def _busiest(started: Started) -> tuple[int, int]:
@@ -25,7 +20,7 @@ POOL = PoolRule(
     share_name="",
     default_share=lambda _version, _total, _ranks: Fraction(1),
     busiest=_busiest,
-    pool=_pool,
+    pool=rest_without_graphs,
     text="The whole GPU, less framework, weights and compute buffers; --fit would also keep 1 GiB free.",
     source="llama.cpp b11434, common/common.h:483-486",
 )

@@ -94,6 +94,11 @@ def rest_of_share(memory: GpuMemory) -> int:
     return int(memory.share * memory.total) - memory.weights - memory.activations - memory.graphs - memory.framework
 
 
+def rest_without_graphs(memory: GpuMemory) -> int:
+    """`rest_of_share` for engines whose caches have the size asked for, and which capture no graphs ahead."""
+    return int(memory.share * memory.total) - memory.weights - memory.activations - memory.framework
+
+
 DEFAULT_POOL = PoolRule(
     share_name="",
     busiest=lambda _started: (256, 8192),

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from kvplan.specs.importers.family import CHUNKED, CONV, FULL, HYBRID, LINEAR, NONE, SLIDING, Family, Maker, Rule, Words
 from kvplan.specs.importers.fields import Fields
 from kvplan.specs.importers.figure import HEADS, LAYERS, TOKENS, WIDTH, Figure
-from kvplan.specs.importers.gguf_fields import GgufFields
+from kvplan.specs.importers.gguf_fields import gguf_fields
 from kvplan.specs.importers.gguf_latent import (
     HEAVY,
     SPARSE,
@@ -56,11 +56,6 @@ PATTERNS = {
 """Period of the layer pattern and the place of its full layer, as the runtime has it where the file is silent."""
 STATED = ("gemma4", "mimo2", "step35")
 """Architectures whose files must state the pattern."""
-
-
-def _gguf(cfg: Fields) -> GgufFields:
-    assert isinstance(cfg, GgufFields)
-    return cfg
 
 
 def _all(word: str) -> Rule:
@@ -115,7 +110,7 @@ def _by_kv_heads(other: str) -> Rule:
         name = "attention.head_count_kv"
         if not isinstance(cfg.data.get(name), list):
             cfg.refuse(name, "expected a list: it says which layers are attention")
-        words = [FULL if _gguf(cfg).at(name, i, high=HEADS) else other for i in range(layers)]
+        words = [FULL if gguf_fields(cfg).at(name, i, high=HEADS) else other for i in range(layers)]
         return Words(words, "read", cfg.prefix + name)
 
     return rule
@@ -124,7 +119,7 @@ def _by_kv_heads(other: str) -> Rule:
 def _nemotron_words(cfg: Fields, layers: int) -> Words:
     """No KV heads: Mamba where the layer has no feed-forward network, else feed-forward only."""
     found = _by_kv_heads(NONE)(cfg, layers)
-    here = _gguf(cfg)
+    here = gguf_fields(cfg)
 
     def recurrent(layer: int) -> bool:
         if here.tensors:

@@ -37,3 +37,9 @@ class GgufFields(Fields):
     def any_tensor(self, layer: int, start: str) -> bool:
         """Whether a layer has a tensor whose name starts so."""
         return any(name.startswith(f"blk.{layer}.{start}") for name in self.tensors)
+
+
+def gguf_fields(cfg: Fields) -> GgufFields:
+    """The fields of a GGUF header, which is what every GGUF rule is given."""
+    assert isinstance(cfg, GgufFields)
+    return cfg

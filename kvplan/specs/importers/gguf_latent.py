@@ -7,7 +7,7 @@ from typing import Any
 from kvplan.specs.importers.family import Part, Words
 from kvplan.specs.importers.fields import Fields
 from kvplan.specs.importers.figure import HEAD_DIM, HEADS, LAYERS, TOKENS, Figure, derived
-from kvplan.specs.importers.gguf_fields import GgufFields
+from kvplan.specs.importers.gguf_fields import gguf_fields
 from kvplan.specs.importers.gguf_layers import full
 
 WINDOW_ONLY, SPARSE, HEAVY = "window", "sparse", "heavy"
@@ -15,13 +15,8 @@ RATIOS = {0: WINDOW_ONLY, 4: SPARSE, 128: HEAVY}
 """Compression ratios of DeepSeek V4 to its kinds of layers."""
 
 
-def _gguf(cfg: Fields) -> GgufFields:
-    assert isinstance(cfg, GgufFields)
-    return cfg
-
-
 def _heads(cfg: Fields, layer: int) -> Figure:
-    return _gguf(cfg).at("attention.head_count", layer, low=1, high=HEADS)
+    return gguf_fields(cfg).at("attention.head_count", layer, low=1, high=HEADS)
 
 
 def latent(cfg: Fields, layer: int) -> tuple[Part, ...]:
@@ -29,7 +24,7 @@ def latent(cfg: Fields, layer: int) -> tuple[Part, ...]:
 
     Files made before the `_mla` keys existed are run with expanded keys and values, so that is what they keep.
     """
-    here = _gguf(cfg)
+    here = gguf_fields(cfg)
     if not here.has("attention.key_length_mla"):
         here.note("The file has no attention.key_length_mla: the runtime keeps expanded keys and values of every head.")
         return full(cfg, layer)

@@ -7,17 +7,12 @@ from typing import Any
 from kvplan.specs.importers.family import NO_CACHE, Part
 from kvplan.specs.importers.fields import Fields
 from kvplan.specs.importers.figure import HEAD_DIM, HEADS, TOKENS, WIDTH, Figure, derived
-from kvplan.specs.importers.gguf_fields import GgufFields
+from kvplan.specs.importers.gguf_fields import GgufFields, gguf_fields
 
 KERNEL = 1024
 """Widest convolution that is believed, in tokens."""
 CHUNK = 8192
 """Chunk of Llama 4 where the file does not say it."""
-
-
-def _gguf(cfg: Fields) -> GgufFields:
-    assert isinstance(cfg, GgufFields)
-    return cfg
 
 
 def _hidden(cfg: Fields) -> Figure:
@@ -26,20 +21,20 @@ def _hidden(cfg: Fields) -> Figure:
 
 def full(cfg: Fields, layer: int) -> tuple[Part, ...]:
     """A layer that sees every token."""
-    return (_attention(_gguf(cfg), layer, "full"),)
+    return (_attention(gguf_fields(cfg), layer, "full"),)
 
 
 def sliding(cfg: Fields, layer: int) -> tuple[Part, ...]:
     """A layer that keeps a window."""
     rows = cfg.whole("attention.sliding_window", high=TOKENS)
-    return (_attention(_gguf(cfg), layer, "sliding", "_swa", retain={"window": rows}),)
+    return (_attention(gguf_fields(cfg), layer, "sliding", "_swa", retain={"window": rows}),)
 
 
 def chunked(cfg: Fields, layer: int) -> tuple[Part, ...]:
     """A layer that keeps the current chunk."""
     name = "attention.chunk_size"
     rows = cfg.whole(name, high=TOKENS, absent=lambda: Figure(CHUNK, "defaulted", f"{name} of {cfg.model_type}"))
-    return (_attention(_gguf(cfg), layer, "chunked", retain={"chunk": rows}),)
+    return (_attention(gguf_fields(cfg), layer, "chunked", retain={"chunk": rows}),)
 
 
 def mamba1(cfg: Fields, layer: int) -> tuple[Part, ...]:
@@ -78,7 +73,7 @@ def deltanet(cfg: Fields, layer: int) -> tuple[Part, ...]:
 def kda(cfg: Fields, layer: int) -> tuple[Part, ...]:
     """Kimi delta attention: as many state heads as query heads."""
     shape = {
-        "heads": _gguf(cfg).at("attention.head_count", layer, low=1, high=HEADS),
+        "heads": gguf_fields(cfg).at("attention.head_count", layer, low=1, high=HEADS),
         "head_dim": cfg.whole("kda.head_dim", high=HEAD_DIM),
         "conv_kernel": _kernel(cfg),
     }
