@@ -14,7 +14,7 @@ from kvplan.units import format_bytes
 
 NEAR = 0.97
 """When nothing fits, a candidate with this share of the most requests counts as good as the one with most."""
-NO_ENGINE = "This names a format, not an engine's flag: engine support is not considered yet."
+NO_ENGINE = "This names a format, not an engine's flag: --engine NAME says what an engine has."
 ENGINE_TIME = "Times are not predicted: kvplan's time model is of its own kernels, not of an engine's."
 PREDICTED = (
     "Times are predicted (fixed time plus bytes over a share of the read roof), not measured: see kvplan validate."
