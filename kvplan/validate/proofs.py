@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from kvplan_kernels.attention.decode import decode
-from kvplan_kernels.attention.reference import decode_reference
+from kvplan_kernels.attention.reference import attention_reference
 from kvplan_kernels.cache import Cache, allocate
 from kvplan_kernels.codecs.planar import flip_top_bit
 from kvplan_kernels.store.append import append
@@ -82,7 +82,7 @@ def prove(small: Small) -> tuple[Check, ...]:
 def stored_attention(q: torch.Tensor, cache: Cache, sm_scale: float) -> torch.Tensor:
     """fp64 attention on what the cache holds, dequantised: (B, HQ, Dv)."""
     rows = [lambda b, role=role: read_reference(cache, role, b) for role in ("k", "v")]
-    return decode_reference(q, rows[0], rows[1], cache.lengths, sm_scale)
+    return attention_reference(q, rows[0], rows[1], cache.lengths, sm_scale)
 
 
 def kernel_attention(q: torch.Tensor, cache: Cache, sm_scale: float) -> torch.Tensor:

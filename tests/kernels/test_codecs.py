@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from kvplan_kernels.attention.reference import decode_reference, format_error
+from kvplan_kernels.attention.reference import attention_reference, format_error
 from kvplan_kernels.codecs.grid import calibrate, decode, encode, saturated
 from kvplan_kernels.codecs.planar import flip_top_bit, pack, unpack
 from kvplan_kernels.testing import WITH_KERNEL, layout_of
@@ -230,7 +230,7 @@ def read_safetensors(path: Path) -> dict[str, torch.Tensor]:
 def test_reference_attention_matches_torch_and_skips_empty_requests() -> None:
     q, k, v = rows(3, 6), rows(3, 2, 20, seed=1), rows(3, 2, 20, dim=48, seed=2)
     lengths = torch.tensor([20, 0, 7])
-    out = decode_reference(q, k, v, lengths, 0.3)
+    out = attention_reference(q, k, v, lengths, 0.3)
     assert out.dtype == torch.float64
     assert (out[1] == 0).all()
     for b in (0, 2):

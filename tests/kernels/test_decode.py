@@ -6,7 +6,7 @@ import pytest
 import torch
 from kvplan_kernels.attention.config import DecodeConfig, default_config
 from kvplan_kernels.attention.decode import decode, make_workspace
-from kvplan_kernels.attention.reference import decode_reference
+from kvplan_kernels.attention.reference import attention_reference
 from kvplan_kernels.attention.work import tile_starts
 from kvplan_kernels.attention.workspace import workspace_bytes
 from kvplan_kernels.cache import Cache, allocate
@@ -51,7 +51,7 @@ def query(cache: Cache, group: int, dtype: torch.dtype = torch.float16) -> Tenso
 
 def reference(q: Tensor, cache: Cache) -> Tensor:
     k, v = (lambda b, role=role: read_reference(cache, role, b).double() for role in ("k", "v"))
-    return decode_reference(q, k, v, cache.lengths, q.shape[-1] ** -0.5)
+    return attention_reference(q, k, v, cache.lengths, q.shape[-1] ** -0.5)
 
 
 def assert_right(q: Tensor, cache: Cache, config: DecodeConfig | None = None) -> Tensor:
@@ -170,7 +170,7 @@ def test_queries_of_any_size_keep_their_precision(spelling: str) -> None:
         out = torch.empty((*q.shape[:2], 64), device=DEVICE)
         decode(scaled, cache, config=SMALL, sm_scale=0.125 / factor, out=out)
         k, v = (lambda b, role=role: read_reference(cache, role, b).double() for role in ("k", "v"))
-        wanted = decode_reference(scaled, k, v, cache.lengths, 0.125 / factor)
+        wanted = attention_reference(scaled, k, v, cache.lengths, 0.125 / factor)
         assert KERNEL.accepts(relative_error(out, wanted))
 
 

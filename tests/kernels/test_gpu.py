@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from kvplan_kernels.attention.decode import decode, make_workspace
-from kvplan_kernels.attention.reference import decode_reference
+from kvplan_kernels.attention.reference import attention_reference
 from kvplan_kernels.cache import Cache, allocate
 from kvplan_kernels.store.append import append
 from kvplan_kernels.store.reference import read_reference
@@ -38,7 +38,7 @@ def filled(fmt: str, batch: int, tokens: int, num_pages: int | None = None) -> t
 
 def assert_right(out: torch.Tensor, q: torch.Tensor, cache: Cache) -> None:
     rows = [lambda b, role=role: read_reference(cache, role, b) for role in ("k", "v")]
-    error = relative_error(out, decode_reference(q, rows[0], rows[1], cache.lengths, 128**-0.5))
+    error = relative_error(out, attention_reference(q, rows[0], rows[1], cache.lengths, 128**-0.5))
     assert KERNEL.accepts(error), error
 
 

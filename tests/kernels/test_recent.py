@@ -8,7 +8,7 @@ import pytest
 import torch
 from kvplan_kernels.attention.config import DecodeConfig, default_config
 from kvplan_kernels.attention.decode import decode
-from kvplan_kernels.attention.reference import decode_reference
+from kvplan_kernels.attention.reference import attention_reference
 from kvplan_kernels.cache import Cache, allocate
 from kvplan_kernels.store.append import append
 from kvplan_kernels.store.reference import read_reference, write_reference
@@ -62,7 +62,7 @@ def assert_right(cache: Cache, q: Tensor, config: DecodeConfig | None = SMALL) -
     out = torch.full((*q.shape[:2], cache.layout.view("v").dim), torch.nan, device=DEVICE)
     decode(q, cache, config=config, out=out)
     stored = [lambda b, role=role: read_reference(cache, role, b) for role in ("k", "v")]
-    error = relative_error(out, decode_reference(q, *stored, cache.lengths, q.shape[-1] ** -0.5))
+    error = relative_error(out, attention_reference(q, *stored, cache.lengths, q.shape[-1] ** -0.5))
     assert KERNEL.accepts(error), error
     return out
 
@@ -166,7 +166,7 @@ def test_queries_of_any_size_keep_their_precision() -> None:
         scaled = (q * factor).to(torch.bfloat16)
         out = torch.empty((*q.shape[:2], 64), device=DEVICE)
         decode(scaled, cache, config=SMALL, sm_scale=0.125 / factor, out=out)
-        wanted = decode_reference(scaled, *stored, cache.lengths, 0.125 / factor)
+        wanted = attention_reference(scaled, *stored, cache.lengths, 0.125 / factor)
         assert KERNEL.accepts(relative_error(out, wanted))
 
 

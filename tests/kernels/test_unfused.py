@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kvplan_kernels.attention.reference import decode_reference
+from kvplan_kernels.attention.reference import attention_reference
 from kvplan_kernels.attention.unfused import dense_decode, dequantise, scratch_bytes, unfused_decode
 from kvplan_kernels.cache import Cache, allocate
 from kvplan_kernels.store.reference import read_reference, write_reference
@@ -70,9 +70,9 @@ def test_unfused_decode_matches_float64(k: str, v: str) -> None:
     stored = [lambda b, role=role: read_reference(cache, role, b) for role in ("k", "v")]
     out = unfused_decode(q, cache, 0.1)
     assert (out[2] == 0).all()
-    assert KERNEL.accepts(relative_error(out, decode_reference(q, *stored, cache.lengths, 0.1)))
+    assert KERNEL.accepts(relative_error(out, attention_reference(q, *stored, cache.lengths, 0.1)))
     cache.lengths.fill_(20)
-    ref = decode_reference(q[:2], *stored, cache.lengths[:2], 0.1)
+    ref = attention_reference(q[:2], *stored, cache.lengths[:2], 0.1)
     assert KERNEL.accepts(relative_error(unfused_decode(q, cache, 0.1, num_tokens=20, uniform=True)[:2], ref))
 
 

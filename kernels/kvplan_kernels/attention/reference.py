@@ -1,4 +1,4 @@
-"""Reference decode attention in float64 and the error of a format, one request and KV head at a time.
+"""Reference attention in float64 and the error of a format, one request and KV head at a time.
 
 K and V are given as a tensor `(B, HKV, T, D)` or as a function of the request that returns `(HKV, T, D)`, so that a
 dequantised cache need never exist whole.
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from kvplan_kernels.attention.variant import PLAIN, Variant
 
 Rows = Tensor | Callable[[int], Tensor]
 
@@ -67,28 +69,53 @@ def softmax_logits(q: Tensor, k: Tensor, sm_scale: float) -> tuple[Tensor, Tenso
     return logits, torch.softmax(logits, -1)
 
 
-def decode_reference(q: Tensor, k: Rows, v: Rows, lengths: Tensor, sm_scale: float) -> Tensor:
-    """Attention of one query row per request and head over the first `lengths[b]` rows of K and V.
+def attention_reference(
+    q: Tensor, k: Rows, v: Rows, lengths: Tensor, sm_scale: float, variant: Variant = PLAIN
+) -> Tensor:
+    """Attention of the last R rows of each request over its first `lengths[b]` rows of K and V.
 
     Args:
-        q: `(B, HQ, D)`; query head i reads KV head i // (HQ // HKV).
+        q: `(B, R, HQ, Dk)`, or `(B, HQ, Dk)` for R = 1; query head i reads KV head i // (HQ // HKV). Row r stands at
+            position lengths[b] - R + r and sees the rows up to it.
         k, v: `(B, HKV, T, Dk)` and `(B, HKV, T, Dv)`, or functions of the request.
         lengths: integers `(B,)`.
 
     Returns:
-        float64 `(B, HQ, Dv)`; zeros where the length is 0.
+        float64, q's shape with Dv; zeros where a row sees nothing.
     """
+    rows = q if q.dim() == 4 else q[:, None]
     outputs = []
     for b, length in enumerate(lengths.tolist()):
         kb, vb = rows_of(k, b), rows_of(v, b)
-        group = _group(q, kb)
-        out = q.new_zeros((q.shape[1], vb.shape[-1]), dtype=torch.float64)
-        for h in range(kb.shape[0] if length else 0):
-            rows = slice(h * group, (h + 1) * group)
-            _, p = softmax_logits(q[b, rows], kb[h, :length], sm_scale)
-            out[rows] = p @ vb[h, :length].double()
+        out = q.new_zeros((*rows.shape[1:3], vb.shape[-1]), dtype=torch.float64)
+        visible = visible_rows(rows.shape[1], length, variant.window, q.device)
+        for head in range(rows.shape[2] if length else 0):
+            h = head // _group(rows[:, 0], kb)
+            p = masked_softmax(rows[b, :, head], kb[h, :length], visible, head, sm_scale, variant)
+            out[:, head] = p @ torch.where(visible.any(0)[:, None], vb[h, :length].double(), 0.0)
         outputs.append(out)
-    return torch.stack(outputs)
+    return torch.stack(outputs).view(*q.shape[:-1], -1)
+
+
+def visible_rows(num_rows: int, length: int, window: int | None, device: torch.device) -> Tensor:
+    """Which of `length` stored rows each of the last `num_rows` queries sees: bool `(num_rows, length)`."""
+    position = torch.arange(length - num_rows, length, device=device)[:, None]
+    stored = torch.arange(length, device=device)[None, :]
+    visible = stored <= position
+    return visible if window is None else visible & (stored > position - window)
+
+
+def masked_softmax(q: Tensor, k: Tensor, visible: Tensor, head: int, sm_scale: float, variant: Variant) -> Tensor:
+    """Softmax in float64 of query head `head`: q `(R, D)`, k `(T, D)`, visible `(R, T)` -> `(R, T)`; rows that see
+    nothing are zeros."""
+    logits = q.double() @ k.double().T * sm_scale
+    if variant.softcap is not None:
+        logits = variant.softcap * torch.tanh(logits / variant.softcap)
+    logits = logits.masked_fill(~visible, -torch.inf)
+    if variant.sinks is not None:
+        sink = variant.sinks[head].double().expand(len(logits), 1)
+        return torch.softmax(torch.cat([logits, sink], 1), -1)[:, :-1]
+    return torch.where(visible.any(1)[:, None], torch.softmax(logits, -1), 0.0)
 
 
 def format_error(
@@ -97,7 +124,7 @@ def format_error(
     """Compare decode attention on the originals with that on the stored versions, all in float64.
 
     Args:
-        q, k, v, lengths, sm_scale: as in `decode_reference`; requests of length 0 are left out.
+        q, k, v, lengths, sm_scale: as in `attention_reference`, R = 1; requests of length 0 are left out.
         k_hat, v_hat: the dequantised K and V, shaped like k and v.
 
     Raises:
