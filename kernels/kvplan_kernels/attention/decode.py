@@ -92,7 +92,7 @@ def decode(
     programs = config.num_programs(q.device)
     if work is None:
         work = tile_starts(cache.lengths, config.block_tokens, v, workspace.tile_starts)
-    constants = decode_constants(layout, cache.page_size, group, config, _capability(q.device))
+    constants = decode_constants(layout, cache.page_size, group, config, capability_of(q.device))
     scale = (k.dim**-0.5 if sm_scale is None else sm_scale) * LOG2_E
     decode_kernel[(programs,)](
         rotate(q, workspace.query) if k.rot else q,
@@ -132,10 +132,11 @@ def make_workspace(q: torch.Tensor, cache: Cache, config: DecodeConfig | None = 
     return Workspace.allocate(config.num_programs(q.device), q.shape[0], layout.heads, group, dim_v, q.device, turned)
 
 
-def _capability(device: torch.device) -> int:
+def capability_of(device: torch.device) -> int:
+    """10 * major + minor of a GPU; the interpreter uses 90."""
     if device.type != "cuda":
         return 90
-    major, minor = torch.cuda.get_device_capability(device)
+    major, minor = torch.cuda.get_devicecapability_of(device)
     return 10 * major + minor
 
 
