@@ -15,7 +15,15 @@ from kvplan_kernels.codecs.ds_mla import decode_latent, encode_latent
 from kvplan_kernels.store.latent import append_latent
 from kvplan_kernels.store.latent_reference import read_latent_reference, write_latent_reference
 from kvplan_kernels.testing import (
-    DEVICE, KERNEL, as_bytes, differing_bytes, guard_pages, layout_of, poison, relative_error, written_bytes,
+    DEVICE,
+    KERNEL,
+    as_bytes,
+    differing_bytes,
+    guard_pages,
+    layout_of,
+    poison,
+    relative_error,
+    written_bytes,
 )  # fmt: skip
 from torch import Tensor
 
@@ -206,19 +214,19 @@ def test_any_number_of_heads_and_rows(spelling: str, heads: int, rows: int) -> N
         assert not out[1, 0].any() and out[1, 1].any()
 
 
-@pytest.mark.parametrize(("heads", "rows"), [(5, 0), (40, 0), (3, 20), (16, 2)])
+@pytest.mark.parametrize(("heads", "rows"), [(5, 0), (40, 0), (1, 20)])
 def test_small_latents_of_the_same_kind(heads: int, rows: int) -> None:
     """More rows than a tile has tokens, columns that no power of two divides, several blocks of them."""
-    cache = filled(SMALL, [0, 1, 15, 16, 33, 50])
+    cache = filled(SMALL, [0, 1, 16, 33])
     assert_right(query(cache, heads, rows), cache, TILE)
 
 
 def test_result_does_not_depend_on_programs_tile_or_block() -> None:
-    cache = filled(SMALL, [100, 0, 17, 64], page_size=64)
-    q = query(cache, 32, 2)
+    cache = filled(SMALL, [70, 0, 17], page_size=64)
+    q = query(cache, 16, 2)
     outs = [
         assert_right(q, cache, LatentConfig(tokens, 4, 2, ctas, columns=columns))
-        for tokens, ctas, columns in ((16, 1, 16), (16, 8, 64), (64, 1, 8), (32, 2, 32))
+        for tokens, ctas, columns in ((16, 1, 16), (16, 4, 64), (64, 1, 8), (32, 2, 32))
     ]
     for out in outs[1:]:
         assert relative_error(out, outs[0]).relative < 1e-3
@@ -234,13 +242,13 @@ def test_garbage_beyond_the_length_never_leaks(spelling: str) -> None:
 
 
 def test_every_part_of_a_slot_is_read() -> None:
-    """Doubling a scale, flipping a code or a rope value changes the output as the reference says."""
-    for name, byte in (("codes", 5), ("codes", 40), ("scale", 3), ("scale", 7), ("rope", 1), ("rope", 31)):
+    """Another scale, the other sign of a code or a rope value change the output as the reference says."""
+    for name, byte in (("codes", 5), ("codes", 40), ("scale", 2), ("scale", 6), ("rope", 1), ("rope", 31)):
         cache = filled(SMALL, [9])
         q = query(cache, 4)
         before = assert_right(q, cache, TILE)
         fields = as_bytes(cache.field("latent", name))
-        fields[cache.page_table[0, 0], 0, :9, byte] ^= 0x04
+        fields[cache.page_table[0, 0], 0, :9, byte] ^= 0x80
         assert relative_error(assert_right(q, cache, TILE), before).relative > 1e-3, (name, byte)
 
 
@@ -289,7 +297,9 @@ def test_a_work_list_and_a_workspace_are_reused() -> None:
     assert torch.equal(out, latent_decode(q, cache, sm_scale=SM_SCALE, config=TILE))
 
 
-@pytest.mark.parametrize("spelling", ["fp8_e4m3", "nvfp4_ds_mla", "fp8_ds_v4", "fp8_e4m3:group/16,scale=fp32,pack=slot"])
+@pytest.mark.parametrize(
+    "spelling", ["fp8_e4m3", "nvfp4_ds_mla", "fp8_ds_v4", "fp8_e4m3:group/16,scale=fp32,pack=slot"]
+)
 def test_formats_without_a_kernel_are_refused_by_name(spelling: str) -> None:
     nope = 448 if spelling == "fp8_ds_v4" else 512
     layout = bind([Stored("latent", parse_any(spelling), nope + 64, 64)], 1, "bf16")

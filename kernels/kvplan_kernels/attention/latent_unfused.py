@@ -1,4 +1,4 @@
-"""The unfused baseline of a latent: dequantise every page in use to dense 16-bit rows in memory, then torch's attention.
+"""The unfused baseline of a latent: dequantise all pages in use to dense 16-bit rows, then torch's attention on them.
 
 Loads slots through the page table, stores `(B, T, nope + rope)`. It exists so that the benefit of fusion is measured;
 its own scratch memory is `latent_scratch_bytes`. Torch has no flash path for rows this wide: it also keeps all scores.

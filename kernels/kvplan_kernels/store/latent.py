@@ -69,9 +69,7 @@ def _append_latent_kernel(
     tl.store(p_out, x, mask=m_token[:, None])
 
 
-def append_latent(
-    cache: Cache, latent: Tensor, *, counts: Tensor | None = None, max_length: int | None = None
-) -> None:
+def append_latent(cache: Cache, latent: Tensor, *, counts: Tensor | None = None, max_length: int | None = None) -> None:
     """Quantise new latent rows into the cache behind each sequence's stored tokens, and advance `cache.lengths`.
 
     Nothing synchronises with the host, so the call can be captured in a CUDA graph.
@@ -107,9 +105,7 @@ def append_latent(
     cache.lengths.clamp_(max=cache.max_tokens)
 
 
-def launch_arguments(
-    cache: Cache, latent: Tensor, counts: Tensor | None
-) -> tuple[list[Any], dict[str, Any], int]:
+def launch_arguments(cache: Cache, latent: Tensor, counts: Tensor | None) -> tuple[list[Any], dict[str, Any], int]:
     """(arguments, constexprs, num_warps) of the kernel; also what the ahead-of-time compile tests compile."""
     view = latent_view(cache.layout)
     codes, rope, scales = slot_views(cache)
