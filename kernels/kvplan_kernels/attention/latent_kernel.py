@@ -1,10 +1,10 @@
 """Fused dequantise + decode attention over a paged MLA latent: all query heads read one row per token.
 
 Loads tiles of BN slots: the nope part as `[words, BN]` per group of channels that share a scale (as keys and as
-values), the rope part `[rope, BN]` (keys only), one fp32 scale per group and token. Query heads of all rows are columns,
-HEADS at a time; a block of them stands where other kernels have a KV head, so the work list and the combine kernel are
-the same. Tokens lie on the matrix unit's M axis: scores are `[BN, HEADS]`, outputs `[words, HEADS]`. fp8 codes are
-unpacked to fp16 in registers and never scaled: the scales go on a group's scores and on its probabilities.
+values), the rope part `[rope, BN]` (keys only), one fp32 scale per group and token. Query heads of all rows are
+columns, HEADS at a time; a block of them stands where other kernels have a KV head, so the work list and the combine
+kernel are the same. Tokens lie on the matrix unit's M axis: scores are `[BN, HEADS]`, outputs `[channels, HEADS]`. fp8
+codes are decoded to fp16 and never scaled: the scales go on a group's scores and on its probabilities.
 """
 
 import triton
