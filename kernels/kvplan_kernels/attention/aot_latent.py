@@ -1,4 +1,4 @@
-"""`python -m kvplan_kernels.attention.aot_latent`: compile the latent kernels for sm_90 without a GPU.
+"""`python -m kvplan_kernels.attention.aot_latent`: compile the latent kernels without a GPU, for sm_90 first.
 
 Prints one JSON object: the Triton version and a row per kernel. TRITON_INTERPRET must not be set.
 """
@@ -27,7 +27,11 @@ from kvplan_kernels.store import latent as append
 from kvplan_kernels.store.aot_check import _compile as compile_arguments
 from kvplan_kernels.store.aot_check import _meta as meta
 
-DECODES = (("fp8_ds_mla", 1, 16), ("fp8_ds_mla", 1, 128), ("fp8_ds_mla", 3, 16), ("bf16", 1, 16), ("bf16", 1, 128))
+# Capability, format, query rows, heads.
+DECODES = (
+    (90, "fp8_ds_mla", 1, 16), (90, "fp8_ds_mla", 1, 128), (90, "fp8_ds_mla", 3, 16), (90, "bf16", 1, 16),
+    (90, "bf16", 1, 128), (80, "fp8_ds_mla", 1, 128), (100, "fp8_ds_mla", 1, 128), (120, "fp8_ds_mla", 1, 128),
+)  # fmt: skip
 NOPE, ROPE, PAGE, BATCH, TOKENS = 512, 64, 64, 4, 256
 
 
@@ -41,7 +45,7 @@ def check_latent_decode(
 ) -> tuple[LatentConfig, Report]:
     """Compile the decode kernel for `rows` query rows of `heads` heads."""
     view = latent_view(latent_layout(spelling))
-    config = config or latent_config(view, PAGE, rows * heads)
+    config = config or latent_config(view, PAGE, rows * heads, capability)
     values = "*i16" if view.quantised else f"*{view.number}"
     signature = {
         "Q": "*bf16", "ROWS": values, "ROPE": f"*{view.rope_storage}", "SCALES": "*fp32" if view.quantised else values,
@@ -66,13 +70,13 @@ def check_latent_dequantise(spelling: str, capability: int = 90) -> Report:
     return compile_arguments(latent_unfused._dequantise_latent_kernel, args, constants, num_warps, capability)
 
 
-def latent_rows(capability: int = 90) -> list[dict[str, Any]]:
+def latent_rows() -> list[dict[str, Any]]:
     """One row per kernel as JSON; `per_token` is warp instructions of the loop per token and block of columns."""
     rows: list[dict[str, Any]] = []
-    for spelling, num_rows, heads in DECODES:
+    for capability, spelling, num_rows, heads in DECODES:
         config, result = check_latent_decode(spelling, num_rows, heads, capability=capability)
         per_token = round(result.loop_instructions * config.num_warps / config.block_tokens, 2)
-        name = f"latent decode {spelling} {num_rows}x{heads}"
+        name = f"latent decode {spelling} {num_rows}x{heads} sm_{capability}"
         rows.append({"kernel": name, "config": asdict(config), **asdict(result), "per_token": per_token})
     for spelling in ("fp8_ds_mla", "bf16"):
         rows.append({"kernel": f"latent append {spelling}", **asdict(check_latent_append(spelling))})

@@ -76,7 +76,7 @@ def latent_decode(
     view = latent_view(cache.layout)
     rows, heads = _check_query(q, cache, view, variant)
     columns = rows * heads
-    config = config or latent_config(view, cache.page_size, columns)
+    config = config or latent_config(view, cache.page_size, columns, capability_of(q.device))
     if out is None:
         out = torch.empty((*q.shape[:-1], view.nope), dtype=q.dtype, device=q.device)
     if workspace is None:
@@ -110,7 +110,7 @@ def make_latent_workspace(q: torch.Tensor, cache: Cache, config: LatentConfig | 
     """Scratch memory for `latent_decode` with these shapes, to be kept and reused."""
     view = latent_view(cache.layout)
     columns = q[0, ..., 0].numel()
-    config = config or latent_config(view, cache.page_size, columns)
+    config = config or latent_config(view, cache.page_size, columns, capability_of(q.device))
     group = config.block(columns)
     return Workspace.allocate(config.num_programs(q.device), q.shape[0], columns // group, group, view.nope, q.device)
 

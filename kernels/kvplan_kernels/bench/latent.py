@@ -15,6 +15,7 @@ import torch
 from kvplan.formats.ds_mla import latent_view
 from kvplan.formats.grammar import parse_any
 from kvplan.formats.grid import Tensor, bind
+from kvplan_kernels.attention.decode import capability_of
 from kvplan_kernels.attention.latent import latent_decode, make_latent_workspace
 from kvplan_kernels.attention.latent_config import LatentConfig, latent_config
 from kvplan_kernels.attention.latent_unfused import latent_unfused_decode
@@ -70,7 +71,7 @@ def measure(spelling: str, batch: int, tokens: int, heads: int, try_all: bool) -
     cache = filled(spelling, batch, tokens)
     caches = [cache, *(cache.clone() for _ in range(copies_needed(cache.nbytes) - 1))]
     q = torch.randn(batch, heads, NOPE + ROPE, device="cuda").bfloat16()
-    default = latent_config(latent_view(cache.layout), PAGE, heads)
+    default = latent_config(latent_view(cache.layout), PAGE, heads, capability_of(q.device))
     fused = [time_fused(caches, q, config) for config in (default, *(CONFIGS if try_all else ()))]
     scratch = torch.empty(batch, tokens, NOPE + ROPE, dtype=q.dtype, device="cuda")
     calls = [partial(latent_unfused_decode, q, c, SM_SCALE, uniform=True, scratch=scratch) for c in caches]
