@@ -108,7 +108,7 @@ def decode(
     reach = window_reach(mode.rows, variant.window, mode.own)
     if work is None:
         work = tile_starts(cache.lengths, config.block_tokens, v, workspace.tile_starts, reach)
-    constants = decode_constants(layout, cache.page_size, mode, config, _capability(q.device))
+    constants = decode_constants(layout, cache.page_size, mode, config, capability_of(q.device))
     scale = (k.dim**-0.5 if sm_scale is None else sm_scale) * LOG2_E
     decode_kernel[(programs,)](
         rotate(q, workspace.query.view(q.shape)) if k.rot else q,
@@ -173,10 +173,11 @@ def make_workspace(q: Tensor, cache: Cache, config: DecodeConfig | None = None) 
     )
 
 
-def _capability(device: torch.device) -> int:
+def capability_of(device: torch.device) -> int:
+    """10 * major + minor of a GPU; the interpreter uses 90."""
     if device.type != "cuda":
         return 90
-    major, minor = torch.cuda.get_device_capability(device)
+    major, minor = torch.cuda.get_devicecapability_of(device)
     return 10 * major + minor
 
 
