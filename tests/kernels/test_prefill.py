@@ -96,7 +96,9 @@ def test_any_tile_is_right(config: PrefillConfig | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "dims", [(80, 80), (96, 64), (64, 112), (128, 128), (192, 128), (256, 256), (16, 24)], ids=lambda d: f"{d[0]}-{d[1]}"
+    "dims",
+    [(80, 80), (96, 64), (64, 112), (128, 128), (192, 128), (256, 256), (16, 24)],
+    ids=lambda d: f"{d[0]}-{d[1]}",
 )
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_head_dimensions(dims: tuple[int, int], dtype: torch.dtype) -> None:

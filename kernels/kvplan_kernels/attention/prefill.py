@@ -33,24 +33,24 @@ class PrefillConfig:
     num_stages: int
 
 
-# By the widest row, padded: 64, 128 or 256 channels. Two warp groups of 64 rows; the tiles fill the 227 KiB of an SM.
-LARGE_SHARED = {64: PrefillConfig(128, 128, 8, 3), 128: PrefillConfig(128, 128, 8, 2), 256: PrefillConfig(128, 64, 8, 2)}
-# GPUs with some 100 KiB for a program (sm_80 to sm_89, sm_120).
-SMALL_SHARED = {64: PrefillConfig(128, 64, 8, 3), 128: PrefillConfig(128, 64, 8, 2), 256: PrefillConfig(128, 32, 8, 2)}
-ROWS_PER_WARP = 16
+# Rows of values up to so many channels leave registers for 64 scores of each query row.
+NARROW = 128
+# Two groups of four warps with 64 rows each: tiles for the 227 KiB of sm_90 and sm_100.
+LARGE_SHARED = {"narrow": PrefillConfig(128, 64, 8, 3), "wide": PrefillConfig(128, 32, 8, 2)}
+# Some 100 KiB, and matrix instructions of single warps (sm_80 to sm_89, sm_120).
+SMALL_SHARED = {"narrow": PrefillConfig(64, 32, 4, 2), "wide": PrefillConfig(64, 32, 4, 2)}
 
 
-def default_prefill_config(dim_k: int, dim_v: int, rows: int, capability: int) -> PrefillConfig:
-    """The table's entry for rows of these channels; a small call takes fewer rows a program, 16 a warp.
+def default_prefill_config(dim_v: int, rows: int, capability: int) -> PrefillConfig:
+    """The table's entry for values of `dim_v` channels; a call of few rows takes small tiles.
 
     Args:
         rows: query rows of one KV head, R * G.
         capability: 10 * major + minor.
     """
     table = LARGE_SHARED if 90 <= capability < 120 else SMALL_SHARED
-    config = table[max(64, triton.next_power_of_2(max(dim_k, dim_v)))]
-    block = min(config.block_rows, max(ROWS_PER_WARP, triton.next_power_of_2(rows)))
-    return replace(config, block_rows=block, num_warps=min(config.num_warps, block // ROWS_PER_WARP))
+    config = table["narrow" if dim_v <= NARROW else "wide"]
+    return replace(config, block_rows=64, block_keys=32, num_warps=4) if rows <= 64 else config
 
 
 def prefill(
@@ -100,7 +100,7 @@ def prefill(
     if not out.numel():
         return out
     group = q_heads // heads
-    config = config or default_prefill_config(dim_k, dim_v, rows * group, _capability(q.device))
+    config = config or default_prefill_config(dim_v, rows * group, _capability(q.device))
     args, constants, options = launch_arguments(q, k, v, scale, variant, counts, prefix, out, lse, config)
     prefill_kernel[(triton.cdiv(rows * group, config.block_rows), heads, batch)](*args, **constants, **options)
     return out

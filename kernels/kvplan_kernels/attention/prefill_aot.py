@@ -1,11 +1,18 @@
-"""The prefill kernel compiled ahead of time: what `kvplan_kernels.aot_check` reports of it."""
+"""`python -m kvplan_kernels.attention.prefill_aot`: compile the prefill kernel for sm_90 without a GPU.
+
+Prints one JSON object: the Triton version and a row per kernel. TRITON_INTERPRET must not be set. The arguments are the
+launcher's own, on tensors of torch's `meta` device.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from dataclasses import asdict
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
 from kvplan_kernels.aot import Report, compile_ahead, report
@@ -14,7 +21,7 @@ from kvplan_kernels.attention.prefill_kernel import prefill_kernel
 from kvplan_kernels.attention.variant import PLAIN, Variant
 
 HEADS, GROUP, BATCH, ROWS, PREFIX_ROWS = 8, 4, 2, 2048, 4096
-DIMS = ((64, 64), (80, 80), (96, 96), (112, 112), (128, 128), (192, 128), (192, 192), (256, 256))
+DIMS = ((64, 64), (80, 80), (128, 128), (192, 128), (256, 256))
 _TYPES = {torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int32: "*i32"}
 
 
@@ -31,7 +38,7 @@ def check_prefill(
     args, constants, options = launch_arguments(
         q, k, v, dim_k**-0.5, variant, integers, (*before, integers) if prefix else None,
         _meta(BATCH, rows, heads, dim_v), _meta(BATCH, rows, heads, dtype=torch.float32) if prefix else None,
-        default_prefill_config(dim_k, dim_v, rows * GROUP, capability),
+        default_prefill_config(dim_v, rows * GROUP, capability),
     )  # fmt: skip
     named = dict(zip(prefill_kernel.arg_names, args, strict=False))
     signature = {name: _type(x) for name, x in named.items() if x is not None}
@@ -46,8 +53,12 @@ def prefill_rows(capability: int = 90) -> list[dict[str, Any]]:
     cases["prefill without prefix"] = {"prefix": False}
     cases["prefill window, softcap, sinks"] = {"prefix": False, "variant": Variant(1024, 30.0, sinks)}
     cases["prefill one row"] = {"rows": 1}
-    cases["prefill 16 rows"] = {"rows": 16}
     return [{"kernel": name, **asdict(check_prefill(**case, capability=capability))} for name, case in cases.items()]
+
+
+def main() -> int:
+    json.dump({"triton": triton.__version__, "kernels": prefill_rows()}, sys.stdout, indent=1)
+    return 0
 
 
 def _meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -56,3 +67,7 @@ def _meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 def _type(x: Tensor | float) -> str:
     return _TYPES[x.dtype] if isinstance(x, Tensor) else "fp32" if isinstance(x, float) else "i32"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

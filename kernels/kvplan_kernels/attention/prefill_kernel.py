@@ -112,7 +112,7 @@ def attend_source(
         full = tl.minimum((tl.maximum(last - window + 1 - origin, 0) + BN - 1) // BN, tiles)
     edge = tl.maximum(tl.minimum(end, first + 1 - origin) // BN, full)
     if WINDOW:
-        for i_tile in tl.range(loop_bound(begin), loop_bound(full), num_stages=1):
+        for i_tile in tl.range(loop_bound(begin), loop_bound(full), num_stages=STAGES):
             m, l, acc = attend_tile(
                 i_tile * BN, m, l, acc, q, p_k, p_v, k_row, v_row, origin, end, first, o_row, inner, factor, window,
                 DK, DV, K_FIRST, K_REST, V_FIRST, V_REST, BN, SOFTCAP, WINDOW, True,
@@ -122,7 +122,7 @@ def attend_source(
             i_tile * BN, m, l, acc, q, p_k, p_v, k_row, v_row, origin, end, first, o_row, inner, factor, window,
             DK, DV, K_FIRST, K_REST, V_FIRST, V_REST, BN, SOFTCAP, WINDOW, False,
         )  # fmt: skip
-    for i_tile in tl.range(loop_bound(edge), loop_bound(tiles), num_stages=1):
+    for i_tile in tl.range(loop_bound(edge), loop_bound(tiles), num_stages=STAGES):
         m, l, acc = attend_tile(
             i_tile * BN, m, l, acc, q, p_k, p_v, k_row, v_row, origin, end, first, o_row, inner, factor, window,
             DK, DV, K_FIRST, K_REST, V_FIRST, V_REST, BN, SOFTCAP, WINDOW, True,
