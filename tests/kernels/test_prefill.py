@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from kvplan_kernels.attention.prefill import PrefillConfig, prefill, prefill_and_write, row_parts
-from kvplan_kernels.attention.reference import attention_reference, masked_softmax, visible_rows
+from kvplan_kernels.attention.reference import attention_reference, visible_rows
 from kvplan_kernels.attention.variant import PLAIN, Variant
 from kvplan_kernels.cache import allocate
 from kvplan_kernels.store.reference import write_reference

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kvplan_kernels.attention.config import TABLE
 from kvplan_kernels.attention.prefix import (
     CROSSOVER,
     Path,
@@ -13,7 +14,6 @@ from kvplan_kernels.attention.prefix import (
     prefix_attention_and_write,
 )
 from kvplan_kernels.attention.reference import attention_reference
-from kvplan_kernels.attention.config import TABLE
 from kvplan_kernels.attention.variant import PLAIN, Variant
 from kvplan_kernels.cache import Cache, allocate
 from kvplan_kernels.store.reference import read_reference, write_reference

@@ -1,4 +1,4 @@
-"""The launcher of causal attention over dense 16-bit rows (prefill_kernel.py), and prefill that also fills the cache."""
+"""The launcher of causal attention over dense 16-bit rows (prefill_kernel.py), and prefill that fills the cache."""
 
 from __future__ import annotations
 
@@ -49,8 +49,9 @@ def default_prefill_config(dim_v: int, rows: int, capability: int) -> PrefillCon
         capability: 10 * major + minor.
     """
     table = LARGE_SHARED if 90 <= capability < 120 else SMALL_SHARED
-    config = table["narrow" if dim_v <= NARROW else "wide"]
-    return replace(config, block_rows=64, block_keys=32, num_warps=4) if rows <= 64 else config
+    if dim_v > NARROW:
+        return table["wide"]
+    return replace(table["narrow"], block_rows=64, block_keys=32, num_warps=4) if rows <= 64 else table["narrow"]
 
 
 def prefill(
@@ -163,7 +164,7 @@ def launch_arguments(
 
 
 def row_parts(dim: int) -> tuple[int, int]:
-    """(largest power of two within `dim`, the rest padded to one of at least 16, or 0): 192 -> 128, 64; 80 -> 64, 16."""
+    """Largest power of two within `dim`, and the rest padded to one of at least 16, or 0: 192 -> 128, 64; 80 -> 64, 16."""
     first = 1 << (dim.bit_length() - 1)
     return first, max(16, triton.next_power_of_2(dim - first)) if dim > first else 0
 

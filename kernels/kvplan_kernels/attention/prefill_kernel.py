@@ -171,7 +171,7 @@ def attend_tile(
 
 @triton.jit
 def load_parts(p_row, m_row, DIM: tl.constexpr, FIRST: tl.constexpr, REST: tl.constexpr, MASKED: tl.constexpr):
-    """Rows of DIM channels at `p_row` [N] as tiles [N, FIRST] and, unless REST is 0, [N, REST] with zeros beyond DIM."""
+    """Rows of DIM channels at `p_row` [N] as tiles [N, FIRST] and, unless REST is 0, [N, REST] padded with zeros."""
     p_first = p_row[:, None] + tl.arange(0, FIRST)[None, :]
     if MASKED:
         parts = (tl.load(p_first, mask=m_row[:, None], other=0.0),)
