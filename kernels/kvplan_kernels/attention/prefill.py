@@ -164,7 +164,7 @@ def launch_arguments(
 
 
 def row_parts(dim: int) -> tuple[int, int]:
-    """Largest power of two within `dim`, and the rest padded to one of at least 16, or 0: 192 -> 128, 64; 80 -> 64, 16."""
+    """Largest power of two within `dim`, and the rest padded to one of at least 16, or 0: 192 -> 128, 64."""
     first = 1 << (dim.bit_length() - 1)
     return first, max(16, triton.next_power_of_2(dim - first)) if dim > first else 0
 
