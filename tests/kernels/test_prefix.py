@@ -110,7 +110,7 @@ def test_prefix_lengths_and_counts_at_every_edge(path: Path) -> None:
 
 
 @both_paths
-@pytest.mark.parametrize("window", [1, 4, 32, 33, 1000])
+@pytest.mark.parametrize("window", [1, 33, 1000])
 def test_windows(window: int, path: Path) -> None:
     Case("int8", 6, [0, 3, 40, 65]).check(path, Variant(window=window))
 

@@ -10,11 +10,12 @@ import triton
 from torch import Tensor
 
 from kvplan_kernels.attention.prefill_kernel import STRIDE_UNIT, prefill_kernel
+from kvplan_kernels.attention.reference import LOG2_E
 from kvplan_kernels.attention.variant import PLAIN, Variant
 from kvplan_kernels.cache import Cache
+from kvplan_kernels.dialect import capability_of
 from kvplan_kernels.store.append import append
 
-LOG2_E = 1.4426950408889634
 Prefix = tuple[Tensor, Tensor, Tensor]
 
 
@@ -101,7 +102,7 @@ def prefill(
     if not out.numel():
         return out
     group = q_heads // heads
-    config = config or default_prefill_config(dim_v, rows * group, _capability(q.device))
+    config = config or default_prefill_config(dim_v, rows * group, capability_of(q.device))
     args, constants, options = launch_arguments(q, k, v, scale, variant, counts, prefix, out, lse, config)
     prefill_kernel[(triton.cdiv(rows * group, config.block_rows), heads, batch)](*args, **constants, **options)
     return out
@@ -214,10 +215,3 @@ def _check(name: str, x: Tensor, shape: tuple[int, ...], dtypes: tuple[torch.dty
 def _strides(x: Tensor | None, axes: tuple[int, int, int]) -> list[int]:
     """Strides of batch, row and head in units of 8 elements."""
     return [0, 0, 0] if x is None else [x.stride(axis) // STRIDE_UNIT for axis in axes]
-
-
-def _capability(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 90
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor

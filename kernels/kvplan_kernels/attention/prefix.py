@@ -144,7 +144,7 @@ def _fused(
     own = q.new_empty((*q.shape[:3], v.shape[3]), dtype=torch.float32)
     lse = q.new_empty(q.shape[:3], dtype=torch.float32)
     prefill(q, k, v, sm_scale=sm_scale, variant=variant, counts=counts, out=own, lse=lse)
-    out = decode(q, cache, sm_scale=sm_scale, variant=variant, own=(own, lse), out=out)
+    out = decode(q.contiguous(), cache, sm_scale=sm_scale, variant=variant, own=(own, lse), out=out)
     if counts is not None:
         # The decode kernel takes every row for real.
         padding = torch.arange(q.shape[1], device=q.device) >= counts[:, None]
