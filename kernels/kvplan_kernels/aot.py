@@ -35,7 +35,7 @@ class Report:
         loop: instructions of the main loop by opcode: the innermost loop with matrix instructions and asynchronous
             copies, else with matrix instructions, else the longest.
         asynchronous_copies: cp.async in the PTX.
-        matrix_instructions: mma of a warp or a warp group in the PTX.
+        matrix_instructions: mma in the PTX, those of warp groups (wgmma, tcgen05) included.
     """
 
     registers: int
@@ -96,7 +96,7 @@ def report(compiled: Any) -> Report:
         spills=sum(op.startswith(("LDL", "STL")) for op in instructions),
         loop=_main_loop(instructions, loops),
         asynchronous_copies=ptx.count("cp.async.c"),
-        matrix_instructions=ptx.count("mma.sync") + ptx.count("wgmma.mma_async"),
+        matrix_instructions=sum(ptx.count(mma) for mma in ("mma.sync", "wgmma.mma_async", "tcgen05.mma")),
     )
 
 

@@ -21,7 +21,7 @@ from kvplan_kernels.attention.workspace import Workspace
 from kvplan_kernels.cache import Cache
 from kvplan_kernels.codecs.grid_tiles import unit_log2
 from kvplan_kernels.codecs.rotation import rotate
-from kvplan_kernels.dialect import LEAST_COLUMNS, has_dependent_launch
+from kvplan_kernels.dialect import LEAST_COLUMNS, capability_of, has_dependent_launch
 
 
 def decode_constants(
@@ -171,14 +171,6 @@ def make_workspace(q: Tensor, cache: Cache, config: DecodeConfig | None = None) 
     return Workspace.allocate(
         config.num_programs(q.device), q.shape[0], layout.heads, mode, layout.view("v").dim, q.device, turned
     )
-
-
-def capability_of(device: torch.device) -> int:
-    """10 * major + minor of a GPU; the interpreter uses 90."""
-    if device.type != "cuda":
-        return 90
-    major, minor = torch.cuda.get_devicecapability_of(device)
-    return 10 * major + minor
 
 
 def _words(meta: Tensor | None, q: Tensor) -> Tensor:

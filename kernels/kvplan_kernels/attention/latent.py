@@ -9,7 +9,7 @@ from torch import Tensor
 from kvplan.errors import UnsupportedError
 from kvplan.formats.ds_mla import LatentView, latent_view
 from kvplan_kernels.attention.combine import combine
-from kvplan_kernels.attention.decode import capability_of
+
 from kvplan_kernels.attention.latent_config import LatentConfig, latent_config
 from kvplan_kernels.attention.latent_kernel import latent_decode_kernel
 from kvplan_kernels.attention.mode import Mode
@@ -19,7 +19,7 @@ from kvplan_kernels.attention.work import SCAN, tile_starts
 from kvplan_kernels.attention.workspace import Workspace, num_slots
 from kvplan_kernels.cache import Cache
 from kvplan_kernels.codecs.ds_mla import slot_views
-from kvplan_kernels.dialect import LEAST_COLUMNS, has_dependent_launch
+from kvplan_kernels.dialect import LEAST_COLUMNS, capability_of, has_dependent_launch
 
 
 def latent_constants(

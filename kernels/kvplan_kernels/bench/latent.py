@@ -15,7 +15,7 @@ import torch
 from kvplan.formats.ds_mla import latent_view
 from kvplan.formats.grammar import parse_any
 from kvplan.formats.grid import Tensor, bind
-from kvplan_kernels.attention.decode import capability_of
+
 from kvplan_kernels.attention.latent import latent_decode, make_latent_workspace
 from kvplan_kernels.attention.latent_config import LatentConfig, latent_config
 from kvplan_kernels.attention.latent_unfused import latent_unfused_decode
