@@ -15,7 +15,7 @@ from kvplan_kernels.codecs.planar import flip_top_bit
 from kvplan_kernels.store.append import append
 from kvplan_kernels.store.reference import read_reference, write_reference
 from kvplan_kernels.store.static import calibrate_cache, double_scales
-from kvplan_kernels.testing import KERNEL, Error, differing_bytes, poison, relative_error
+from kvplan_kernels.testing import KERNEL, Error, as_bytes, differing_bytes, poison, relative_error
 
 from kvplan.formats.layout import Layout
 from kvplan.validate.report import Check
@@ -67,7 +67,7 @@ def prove(small: Small) -> tuple[Check, ...]:
     """All proofs of one format, in order of depth."""
     before = Attention(_run(small, small.cache), _reference(small, small.cache))
     _, kernel = _agreement("kernel on a small shuffled cache", before)
-    checks = [_codes(small), kernel]
+    checks = [_codes(small), kernel, _reused_pages(small)]
     layout, length = small.cache.layout, int(small.cache.lengths[0])
     if layout.view("k").quantised and layout.tensor("k").split(length)[0]:
         checks.append(_doubled_scales(small, before))
@@ -115,6 +115,31 @@ def _codes(small: Small) -> Check:
     wrong = sum(differing_bytes(small.cache, small.oracle).values())
     detail = f"{wrong} of {small.cache.nbytes:,} bytes differ"
     return Check(name="codes bit-exact", passed=wrong == 0, detail=detail)
+
+
+def _reused_pages(small: Small) -> Check:
+    """Shorter sequences in the pages of ended ones must be attended to as in a fresh cache, bit for bit."""
+    reused, fresh = _emptied(small.cache), _emptied(small.cache)
+    for plane in fresh.layout.planes:
+        if plane.scope != "layer":
+            # Every 16-bit and 8-bit float of these bytes is not a number: one that is read shows.
+            as_bytes(fresh.planes[plane.name]).fill_(0xFF)
+    tokens = max(small.tensors.k.shape[1] * 2 // 3, 1)
+    # The other request's rows: what lay there before is of another content, and longer.
+    k, v = (x.flip(0)[:, :tokens] for x in (small.tensors.k, small.tensors.v))
+    for cache in (reused, fresh):
+        append(cache, k, v)
+    got, want = _run(small, reused), _run(small, fresh)
+    differ = int((got != want).sum())
+    detail = f"{differ} of {want.numel():,} outputs differ from those of a fresh cache"
+    return Check(name="reused pages", passed=differ == 0, detail=detail)
+
+
+def _emptied(cache: Cache) -> Cache:
+    """A copy whose sequences have ended: planes as they are, lengths zero."""
+    copy = cache.clone()
+    copy.lengths = torch.zeros_like(cache.lengths)
+    return copy
 
 
 def _doubled_scales(small: Small, before: Attention) -> Check:
