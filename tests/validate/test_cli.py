@@ -48,7 +48,12 @@ def test_kivi_and_scales_by_channel_pass_all_proofs(capsys: pytest.CaptureFixtur
     assert main(argv) == ExitCode.OK
     report = ValidationReport.model_validate_json(capsys.readouterr().out)
     kivi = report.results[1]
-    assert report.passed and kivi.format == "kivi4/16,recent=32" and len(kivi.checks) == 7 and len(kivi.phases[0].checks) == 1
+    assert (
+        report.passed
+        and kivi.format == "kivi4/16,recent=32"
+        and len(kivi.checks) == 7
+        and len(kivi.phases[0].checks) == 1
+    )
     assert "one flipped recent V value obeyed" in {c.name for c in kivi.checks}
     # 30 layers, 3 heads: a page of 128 tokens with codes and metadata, and 32 rows of K and V that wait in 16 bit.
     assert kivi.cache_bytes == 30 * 3 * (128 * (2 * 32 + 2 * 16) + 2 * 32 * 64 * 2)
