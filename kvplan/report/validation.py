@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvplan.report.terminal import QuietConsole
-from kvplan.validate.report import Check, Clipping, Drift, FormatResult, ValidationReport
+from kvplan.validate.report import Check, Clipping, Drift, FormatResult, PhaseResult, ValidationReport
 
 
 def print_validation(report: ValidationReport, console: QuietConsole | None = None) -> None:
@@ -25,6 +25,8 @@ def print_validation(report: ValidationReport, console: QuietConsole | None = No
     console.print(_summary(report))
     if any(result.times for result in report.results):
         console.print(_times(report))
+    if any(phase.paths for _, phase in _beside_decode(report)):
+        console.print(_phase_times(report))
     for result in report.results:
         _print_result(console, result)
     for fmt, reason in r.not_for_model.items():
@@ -81,6 +83,19 @@ def _times(report: ValidationReport) -> Table:
         fusion = "-" if t.fusion_gain is None else f"{t.fusion_gain:.2f}x"
         rate = (f"{t.bytes_per_second / 1e12:.2f}", f"{t.roof_share:.1%}", f"{t.speedup:.2f}x")
         table.add_row(*(Text(cell) for cell in (result.format, f"{t.fused_seconds * 1e6:.1f}", unfused, *rate, fusion)))
+    return table
+
+
+def _beside_decode(report: ValidationReport) -> list[tuple[str, PhaseResult]]:
+    """(format, phase) of every phase but decode, which has a table of its own."""
+    return [(r.format, p) for r in report.results for p in r.phases if p.name != "decode"]
+
+
+def _phase_times(report: ValidationReport) -> Table:
+    table = _table("format", "phase", "path", "us")
+    for fmt, phase in _beside_decode(report):
+        for path in phase.paths:
+            table.add_row(*(Text(cell) for cell in (fmt, phase.name, path.name, f"{path.seconds * 1e6:,.1f}")))
     return table
 
 

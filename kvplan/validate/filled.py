@@ -8,6 +8,7 @@ import torch
 from kvplan_kernels.cache import Cache, allocate, make_planes
 from kvplan_kernels.store.append import append
 from kvplan_kernels.store.static import calibrate_cache
+from kvplan_kernels.testing import SENTINELS, poison
 
 from kvplan.formats.layout import Layout
 from kvplan.memory.groups import CacheGroup
@@ -48,6 +49,17 @@ class Filled:
     @property
     def layout(self) -> Layout:
         return self.cache.layout
+
+    def empty(self, num_sequences: int, tokens: int) -> Cache:
+        """Another cache of the same layout and static scales, without rows, with pages for `tokens` per sequence."""
+        device, page_size = self.cache.lengths.device, self.cache.page_size
+        cache = allocate(
+            self.layout, num_sequences=num_sequences, max_tokens=tokens, page_size=page_size, device=device
+        )
+        poison(cache, SENTINELS[0])
+        for plane in self.layout.scoped("layer"):
+            cache.planes[plane.name].copy_(self.cache.planes[plane.name])
+        return cache
 
 
 def fill(run: Session, fmt: str) -> Filled:

@@ -13,6 +13,12 @@ from kvplan.validate.tensors import Geometry
 
 SMALLEST_ROTATION = 2
 LEAST_CONTEXT = 128
+BULK_TOKENS = 4096
+"""Tokens of a request that the append phase writes at once."""
+CHUNK_TOKENS, LAUNCH_TOKENS = 4096, 16384
+"""Tokens of a request, and of all requests, that the prefill phase computes at once."""
+NEW_TOKENS = 512
+"""New tokens of a request in the prefix phase."""
 
 
 def _decode(_g: Geometry, dense: int, cache: int) -> int:
@@ -22,10 +28,29 @@ def _decode(_g: Geometry, dense: int, cache: int) -> int:
 
 def _append(g: Geometry, dense: int, cache: int) -> int:
     """Small caches, and rows of rot formats in fp32 while they are written."""
-    return 2 * min(dense, cdiv(dense, g.tokens) * 4096) + cache
+    return 2 * min(dense, cdiv(dense, g.tokens) * BULK_TOKENS) + cache
 
 
-PHASE_BYTES: dict[PhaseName, Callable[[Geometry, int, int], int]] = {"decode": _decode, "append": _append}
+def _prefill(g: Geometry, dense: int, cache: int) -> int:
+    """Queries and outputs of a chunk, in fp32 while they are made and compared, copies of its rows, small caches."""
+    tokens = min(g.batch * g.tokens, LAUNCH_TOKENS)
+    rows = cdiv(dense, g.batch * g.tokens)
+    return tokens * (g.q_heads * (12 * g.k_dim + 8 * g.v_dim) + 6 * rows) + cache
+
+
+def _prefix(g: Geometry, dense: int, cache: int) -> int:
+    """The dense copy of the path that dequantises first, queries and outputs, fp64 softmax rows of one head."""
+    new = min(NEW_TOKENS, g.tokens)
+    queries = g.batch * new * g.q_heads * (12 * g.k_dim + 16 * g.v_dim)
+    return dense + queries + 4 * 8 * new * (g.tokens + new) + cache
+
+
+PHASE_BYTES: dict[PhaseName, Callable[[Geometry, int, int], int]] = {
+    "decode": _decode,
+    "prefill": _prefill,
+    "prefix": _prefix,
+    "append": _append,
+}
 """Bytes that a phase takes beside the originals and the cache: f(geometry, dense 16-bit bytes, cache bytes)."""
 
 

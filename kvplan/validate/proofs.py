@@ -66,7 +66,7 @@ def small_case(
 def prove(small: Small) -> tuple[Check, ...]:
     """All proofs of one format, in order of depth."""
     before = Attention(_run(small, small.cache), _reference(small, small.cache))
-    _, kernel = _agreement("kernel on a small shuffled cache", before)
+    _, kernel = agreement("kernel on a small shuffled cache", before.kernel, before.reference)
     checks = [_codes(small), kernel, _reused_pages(small)]
     layout, length = small.cache.layout, int(small.cache.lengths[0])
     if layout.view("k").quantised and layout.tensor("k").split(length)[0]:
@@ -93,12 +93,15 @@ def kernel_attention(q: torch.Tensor, cache: Cache, sm_scale: float) -> torch.Te
 
 def kernel_check(name: str, q: torch.Tensor, cache: Cache, sm_scale: float) -> tuple[Error, Check]:
     """The kernel against fp64 on the dequantised codes, as figures and as a check."""
-    return _agreement(name, Attention(kernel_attention(q, cache, sm_scale), stored_attention(q, cache, sm_scale)))
+    return agreement(name, kernel_attention(q, cache, sm_scale), stored_attention(q, cache, sm_scale))
 
 
-def _agreement(name: str, found: Attention) -> tuple[Error, Check]:
-    error = relative_error(found.kernel, found.reference)
-    detail = f"relative L2 {error.relative:.1e}, max ratio {error.max_ratio:.1e} against fp64 on the dequantised codes"
+def agreement(
+    name: str, kernel: torch.Tensor, reference: torch.Tensor, what: str = "fp64 on the dequantised codes"
+) -> tuple[Error, Check]:
+    """A kernel's output against its reference, by the one tolerance."""
+    error = relative_error(kernel, reference)
+    detail = f"relative L2 {error.relative:.1e}, max ratio {error.max_ratio:.1e} against {what}"
     return error, Check(name=name, passed=KERNEL.accepts(error), detail=detail)
 
 

@@ -12,7 +12,7 @@ NOT_MEASURED = "end-to-end throughput: not measured here"
 CLIPPED_FLAG = 0.001
 """Share of clipped values from which a static format is flagged: its calibration no longer fits what it stores."""
 
-PhaseName = Literal["decode", "append"]
+PhaseName = Literal["decode", "prefill", "prefix", "append"]
 PHASES: tuple[PhaseName, ...] = get_args(PhaseName)
 
 
@@ -141,11 +141,14 @@ class PhaseResult(_Data):
     """One phase of one format: what ran, whether it was right, what it cost. Every phase has this shape."""
 
     name: PhaseName
+    """Which phase."""
     status: Status
     """ok: all checks green; failed: a check is red (then there are no times); error: it could not run; not run: the
     device was lost before."""
     error: str | None = None
+    """Why it could not run, one line."""
     checks: tuple[Check, ...] = ()
+    """Of this phase's kernel at the validated shape."""
     kernel_error: float | None = None
     """||o - ref|| / ||ref|| of the kernel against fp64 on what the cache holds; null where a phase computes no
     attention."""
@@ -169,7 +172,9 @@ class Clipping(_Data):
     per_head: tuple[float, ...]
     """Share of each KV head's values."""
     mean: float
+    """Share of all values."""
     max: float
+    """The worst head's share."""
 
 
 class Drift(_Data):

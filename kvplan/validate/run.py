@@ -13,7 +13,7 @@ from kvplan.validate.device import device_info
 from kvplan.validate.failures import LOST, usable
 from kvplan.validate.format import validate_format
 from kvplan.validate.report import Baselines, FormatResult, Roof, ValidationReport, ValidationRequest
-from kvplan.validate.session import DTYPES, Progress, Session
+from kvplan.validate.session import DTYPES, Progress, Session, variant_of
 from kvplan.validate.subject import choose_group, geometry
 from kvplan.validate.tensors import LABEL, make_tensors
 
@@ -37,7 +37,8 @@ def validate(
     progress("making tensors")
     tensors = make_tensors(shape, seed=request.seed, dtype=DTYPES[request.dtype], device=request.device)
     captured = load(Path(request.tensors_file), group) if request.tensors_file else None
-    run = Session(request, spec, group, shape, tensors, progress, captured)
+    variant = variant_of(group, request.seed, request.device)
+    run = Session(request, spec, group, shape, tensors, progress, captured, variant)
     if previous is not None:
         report = _resumed(run, previous)
     else:

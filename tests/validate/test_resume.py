@@ -183,7 +183,7 @@ def test_all_is_every_kind_that_the_geometry_allows(capsys: pytest.CaptureFixtur
     part = every("phi-3-mini-128k")
     assert {"int4,rot", "int3,rot", "int2,rot"} <= set(part.not_for_model) and "int8" in part.formats
     assert len(part.formats) + len(part.not_for_model) == 1 + len(EVERY)
-    assert all("power of two" in part.not_for_model[f] for f in ("int4,rot", "int2,rot"))
+    assert all("Hadamard" in part.not_for_model[f] for f in ("int4,rot", "int2,rot"))
     report = ValidationReport(
         command="x", created="x", request=part, device=device.device_info("cpu"), tensors="none",
         layer_group="attention", layers=32,
@@ -196,4 +196,4 @@ def test_all_is_every_kind_that_the_geometry_allows(capsys: pytest.CaptureFixtur
 def test_a_named_format_that_the_geometry_refuses_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["validate", "phi-3-mini-128k", "--device", "cpu", "--context", "16", "--kv", "int4,rot"]
     assert main(argv) == ExitCode.UNSUPPORTED
-    assert "power of two" in capsys.readouterr().err
+    assert "Hadamard" in capsys.readouterr().err

@@ -5,18 +5,17 @@ from __future__ import annotations
 from functools import partial
 
 from kvplan_kernels.bench.timing import Timing, graph_time
-from kvplan_kernels.cache import Cache, allocate
 from kvplan_kernels.store.append import append
-from kvplan_kernels.testing import SENTINELS, differing_bytes, poison
+from kvplan_kernels.testing import differing_bytes
 
 from kvplan.validate.filled import Filled
+from kvplan.validate.memory import BULK_TOKENS
 from kvplan.validate.phases.result import Paths, finish, micro, path
 from kvplan.validate.report import Check, PhaseResult
 from kvplan.validate.session import Session
 
 ONE, MANY = "one token", "many tokens"
 CUT_TOKENS = 300
-BULK_TOKENS = 4096
 STEPS = 512
 """Room for single tokens: more than a timing appends, so that every launch writes."""
 
@@ -37,26 +36,11 @@ def run(session: Session, filled: Filled) -> PhaseResult:
     return finish(session, filled, "append", [_cuts_agree(session, filled)], timed, verdict)
 
 
-def _empty(session: Session, filled: Filled, tokens: int) -> Cache:
-    """A cache of the same layout and static scales, with pages for `tokens` per request."""
-    cache = allocate(
-        filled.layout,
-        num_sequences=session.geometry.batch,
-        max_tokens=tokens,
-        page_size=filled.cache.page_size,
-        device=session.request.device,
-    )
-    poison(cache, SENTINELS[0])
-    for plane in filled.layout.scoped("layer"):
-        cache.planes[plane.name].copy_(filled.cache.planes[plane.name])
-    return cache
-
-
 def _cuts_agree(session: Session, filled: Filled) -> Check:
     """Rows appended in uneven pieces leave the same bytes as at once."""
     tokens = min(CUT_TOKENS, session.geometry.tokens)
     k, v = (x[:, :tokens] for x in (session.tensors.k, session.tensors.v))
-    whole, cut = _empty(session, filled, tokens), _empty(session, filled, tokens)
+    whole, cut = filled.empty(session.geometry.batch, tokens), filled.empty(session.geometry.batch, tokens)
     append(whole, k, v)
     start, size = 0, 1
     while start < tokens:
@@ -70,14 +54,14 @@ def _cuts_agree(session: Session, filled: Filled) -> Check:
 
 def _time_one(session: Session, filled: Filled) -> Timing:
     """A decode step's write: lengths go on from launch to launch, so that residuals also flush as they do in use."""
-    cache = _empty(session, filled, STEPS)
+    cache = filled.empty(session.geometry.batch, STEPS)
     k, v = (x[:, :1].contiguous() for x in (session.tensors.k, session.tensors.v))
     return graph_time([partial(append, cache, k, v)])
 
 
 def _time_many(session: Session, filled: Filled) -> Timing:
     tokens = min(BULK_TOKENS, session.geometry.tokens)
-    cache = _empty(session, filled, tokens)
+    cache = filled.empty(session.geometry.batch, tokens)
     k, v = (x[:, :tokens] for x in (session.tensors.k, session.tensors.v))
 
     def call() -> None:

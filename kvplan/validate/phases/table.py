@@ -11,6 +11,8 @@ from kvplan.validate.session import Session
 
 TITLES: dict[PhaseName, str] = {
     "decode": "attention latency",
+    "prefill": "prefill cost",
+    "prefix": "prefix hit",
     "append": "append cost",
 }
 
