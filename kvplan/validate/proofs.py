@@ -91,11 +91,6 @@ def kernel_attention(q: torch.Tensor, cache: Cache, sm_scale: float) -> torch.Te
     return decode(q, cache, sm_scale=sm_scale, out=out)
 
 
-def kernel_check(name: str, q: torch.Tensor, cache: Cache, sm_scale: float) -> tuple[Error, Check]:
-    """The kernel against fp64 on the dequantised codes, as figures and as a check."""
-    return agreement(name, kernel_attention(q, cache, sm_scale), stored_attention(q, cache, sm_scale))
-
-
 def agreement(
     name: str, kernel: torch.Tensor, reference: torch.Tensor, what: str = "fp64 on the dequantised codes"
 ) -> tuple[Error, Check]:

@@ -11,9 +11,10 @@ import torch
 
 from kvplan.formats.layout import Layout
 from kvplan.specs.load import load_model
-from kvplan.validate import drift, format, run
+from kvplan.validate import drift, format, measure, run
 from kvplan.validate.filled import Filled, fill
 from kvplan.validate.phases import append, decode, table
+from kvplan.validate.proofs import stored_attention
 from kvplan.validate.report import FormatResult, ValidationReport, ValidationRequest
 from kvplan.validate.request import make_request
 from kvplan.validate.session import DTYPES, Session
@@ -152,3 +153,15 @@ def test_an_append_that_depends_on_its_pieces_is_caught(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(append, "append", forgets)
     assert append.run(running, real).status == "failed"
+
+
+def test_an_unfused_baseline_that_computes_something_else_is_caught(
+    monkeypatch: pytest.MonkeyPatch, real: Filled
+) -> None:
+    running = session(request("int8"))
+    q, scale = running.tensors.q, running.sm_scale
+    reference = stored_attention(q, real.cache, scale)
+    assert measure.unfused_check(q, real.cache, scale, reference).passed
+    sound = measure.unfused_decode
+    monkeypatch.setattr(measure, "unfused_decode", lambda q, cache, scale: sound(q, cache, 1.2 * scale))
+    assert not measure.unfused_check(q, real.cache, scale, reference).passed

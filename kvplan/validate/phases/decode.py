@@ -5,16 +5,20 @@ from __future__ import annotations
 from kvplan.validate import measure
 from kvplan.validate.filled import Filled
 from kvplan.validate.phases.result import Paths, finish, path
-from kvplan.validate.proofs import kernel_check
+from kvplan.validate.proofs import agreement, kernel_attention, stored_attention
 from kvplan.validate.report import Baselines, PhaseResult, Times
 from kvplan.validate.session import Session
 
 
 def run(session: Session, filled: Filled) -> PhaseResult:
     q, cache = session.tensors.q, filled.cache
-    error, check = kernel_check("kernel at the validated shape", q, cache, session.sm_scale)
+    reference = stored_attention(q, cache, session.sm_scale)
+    kernel = kernel_attention(q, cache, session.sm_scale)
+    error, check = agreement("kernel at the validated shape", kernel, reference)
     checks = [check]
     if session.timed:
+        if not filled.native:
+            checks.append(measure.unfused_check(q, cache, session.sm_scale, reference))
         checks.append(measure.fusion_check(q, cache, session.sm_scale, session.dense_bytes))
 
     def timed() -> Paths:
