@@ -53,7 +53,7 @@ def validate(
             layer_group=group.name,
             layers=len(spec.positions(group)),
             roof=run.roof,
-            notes=(*request.notes, *(() if run.timed else (NO_SPEED,))),
+            notes=tuple(_notes(run)),
         )
     todo = [fmt for fmt in request.formats if fmt not in {r.format for r in report.results}]
     for i, fmt in enumerate(todo):
@@ -68,6 +68,18 @@ def validate(
         yield report
         if run.lost:
             return
+
+
+def _notes(run: Session) -> Iterator[str]:
+    """What a reader must know to read the figures."""
+    yield from run.request.notes
+    group, tokens = run.group, run.geometry.tokens
+    if tokens < run.request.context:
+        yield f"layers {group.name} keep at most {group.retain.rows:,} rows: {tokens:,} cached tokens per request"
+    if run.timed and (group.softcap is not None or group.sinks):
+        yield "torch's attention has no softcap and no sinks: the paths that use it are timed without them"
+    if not run.timed:
+        yield NO_SPEED
 
 
 def _resumed(run: Session, previous: ValidationReport) -> ValidationReport:
