@@ -95,7 +95,8 @@ def command(
     words = shlex.join(["kvplan", *sys.argv[1:]])
     report = previous
     try:
-        with Bar(len(request.formats)) as bar:
+        done = 0 if previous is None else sum(r.status != "not run" for r in previous.results)
+        with Bar(len(request.formats) - done) as bar:
             for report in start(request, spec, model, words, bar.say, previous):
                 bar.advance()
                 if out is not None:
