@@ -109,8 +109,11 @@ def _timed(session: Session, filled: Filled, chunk: Chunk) -> Paths:
     found = path(WRITE, graph_time([write], launches=6))
     if not filled.native:
         return (found,)
-    heads_first = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
-    plain = partial(scaled_dot_product_attention, *heads_first, is_causal=True, scale=session.sm_scale, enable_gqa=True)
+    q_t, k_t, v_t = (x.transpose(1, 2).contiguous() for x in (q, k, v))
+
+    def plain() -> None:
+        scaled_dot_product_attention(q_t, k_t, v_t, is_causal=True, scale=session.sm_scale, enable_gqa=True)
+
     return (
         found,
         path(ATTENTION, graph_time([attention], launches=6)),
