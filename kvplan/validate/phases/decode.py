@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from kvplan_kernels.attention.reference import attention_reference
+from kvplan_kernels.testing import relative_error
+from torch import Tensor
+
 from kvplan.validate import measure
 from kvplan.validate.filled import Filled
 from kvplan.validate.phases.result import Paths, finish, path
 from kvplan.validate.proofs import agreement, kernel_attention, stored_attention
-from kvplan.validate.report import Baselines, PhaseResult, Times
+from kvplan.validate.report import Baselines, PathError, PhaseResult, Times
 from kvplan.validate.session import Session
 
 
@@ -34,7 +38,28 @@ def run(session: Session, filled: Filled) -> PhaseResult:
         speedup = _best(session, paths[0].seconds) / paths[0].seconds
         return f"{speedup:.2f}x the speed of the best 16-bit path of this run (one layer's decode)"
 
-    return finish(session, filled, "decode", checks, timed, verdict, error=error)
+    errors = _path_errors(session, filled, kernel, reference)
+    return finish(session, filled, "decode", checks, timed, verdict, error=error, path_errors=errors)
+
+
+def _path_errors(session: Session, filled: Filled, kernel: Tensor, reference: Tensor) -> tuple[PathError, ...]:
+    """Of formats that the matrix unit could multiply as they are: each way of computing, against its own reference and
+    against fp64 on the originals."""
+    views = [filled.layout.view(role) for role in ("k", "v")]
+    if not all(v.number == "fp8_e4m3" and v.has_static_scale and v.static_items == 1 for v in views):
+        return ()
+    k, v = (x.transpose(1, 2) for x in (session.tensors.k, session.tensors.v))
+    originals = attention_reference(session.tensors.q, k, v, filled.cache.lengths, session.sm_scale)
+    # The fp8-domain path goes here, against a reference that rounds Q and P to e4m3.
+    ways = (("16-bit compute", kernel, reference),)
+    return tuple(
+        PathError(
+            name=name,
+            kernel=relative_error(out, own).relative,
+            output=relative_error(out, originals).relative,
+        )
+        for name, out, own in ways
+    )
 
 
 def roof_times(session: Session, filled: Filled, result: PhaseResult) -> Times | None:
