@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from kvplan_kernels.bench.timing import Timing
 
 from kvplan.formats.layout import Layout
 from kvplan.specs.load import load_model
@@ -15,7 +16,7 @@ from kvplan.validate import drift, format, measure, run
 from kvplan.validate.filled import Filled, fill
 from kvplan.validate.phases import append, decode, table
 from kvplan.validate.proofs import stored_attention
-from kvplan.validate.report import FormatResult, ValidationReport, ValidationRequest
+from kvplan.validate.report import Baselines, Check, FormatResult, Roof, ValidationReport, ValidationRequest
 from kvplan.validate.request import make_request
 from kvplan.validate.session import DTYPES, Session
 from kvplan.validate.subject import choose_group, geometry, planned
@@ -165,3 +166,46 @@ def test_an_unfused_baseline_that_computes_something_else_is_caught(
     sound = measure.unfused_decode
     monkeypatch.setattr(measure, "unfused_decode", lambda q, cache, scale: sound(q, cache, 1.2 * scale))
     assert not measure.unfused_check(q, real.cache, scale, reference).passed
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Timing without a GPU: each call once, one microsecond for each timing so far; returns launches asked for."""
+    asked: list[int] = []
+
+    def timing(calls: Any, launches: int = 24, replays: int = 7) -> Timing:
+        for call in calls:
+            call()
+        asked.append(launches)
+        return Timing(len(asked) * 1e-6, (1e-6,), len(calls))
+
+    for module in (measure, append):
+        monkeypatch.setattr(module, "graph_time", timing)
+    monkeypatch.setattr(measure, "rotating", lambda cache: [cache])
+    fused = Check(name="fusion is real", passed=True, detail="")
+    monkeypatch.setattr(measure, "fusion_check", lambda *_: fused)
+    return asked
+
+
+def test_times_become_sentences(real: Filled, clock: list[int]) -> None:
+    running = session(request("int8"))
+    running.request = running.request.model_copy(update={"device": "cuda"})
+    running.roof = Roof(bytes_per_second=1e12, method="")
+    running.baselines = Baselines(torch_sdpa_seconds=9e-6, best_seconds=9e-6, best="torch")
+    native = replace(fill(session(request("bf16")), "bf16"), native=True)
+    first = decode.run(running, native)
+    assert first.seconds("fused") == 1e-6 and first.seconds("unfused") is None
+    assert running.baselines.best_seconds == running.baselines.kernel_seconds == 1e-6
+    assert append.run(running, native).verdict.startswith("append cost: one token per request 2.0 us, 20 tokens per")
+    timed = decode.run(running, real)
+    assert {c.name for c in timed.checks} == {
+        "kernel at the validated shape", "unfused computes the same", "fusion is real"
+    }  # fmt: skip
+    assert timed.verdict.startswith("attention latency: 0.25x the speed of the best 16-bit path")
+    times = decode.roof_times(running, real, timed)
+    assert times is not None and times.fusion_gain == pytest.approx(5 / 4) and times.speedup == pytest.approx(1 / 4)
+    assert times.roof_share == pytest.approx(times.bytes_read / 4e-6 / 1e12)
+    later = append.run(running, real).verdict
+    assert "one token per request 6.0 us (16 bit: 2.0 us), 20 tokens per request 7.0 us (16 bit: 3.0 us)" in later
+    red = replace(real, checks=(Check(name="codes bit-exact", passed=False, detail=""),))
+    assert decode.run(running, red).paths == () and append.run(running, red).paths == ()
