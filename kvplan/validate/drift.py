@@ -45,5 +45,5 @@ def _feed(
     clipped = write(cache, k[:, half:], v[:, half:], half)
     rows = [x.transpose(1, 2) for x in (k, v)]
     lengths = torch.full((len(q),), tokens, device=k.device)
-    reference = attention_reference(q, rows[0], rows[1], lengths, run.sm_scale)
-    return clipped, relative_error(stored_attention(q, cache, run.sm_scale), reference).relative
+    reference = attention_reference(q, rows[0], rows[1], lengths, run.sm_scale, run.variant)
+    return clipped, relative_error(stored_attention(q, cache, run.sm_scale, run.variant), reference).relative

@@ -68,7 +68,13 @@ def fill(run: Session, fmt: str) -> Filled:
     layout = plan.group(run.group.name).layout
     dtype, seed = DTYPES[run.request.dtype], run.request.seed + 1
     small = small_case(
-        layout, run.geometry, page_size=plan.page_size, dtype=dtype, device=run.request.device, seed=seed
+        layout,
+        run.geometry,
+        page_size=plan.page_size,
+        dtype=dtype,
+        device=run.request.device,
+        seed=seed,
+        variant=run.variant,
     )
     proofs = prove(small)
     cache, clipping = _written(run, plan)

@@ -76,8 +76,8 @@ def _notes(run: Session) -> Iterator[str]:
     group, tokens = run.group, run.geometry.tokens
     if tokens < run.request.context:
         yield f"layers {group.name} keep at most {group.retain.rows:,} rows: {tokens:,} cached tokens per request"
-    if run.timed and (group.softcap is not None or group.sinks):
-        yield "torch's attention has no softcap and no sinks: the paths that use it are timed without them"
+    if run.beyond_torch:
+        yield "format errors, and torch's attention where it is timed, are without the model's softcap and sinks"
     if not run.timed:
         yield NO_SPEED
 

@@ -63,6 +63,11 @@ class Session:
         return found.seconds(path) if found else None
 
     @property
+    def beyond_torch(self) -> bool:
+        """The model's attention has parts that torch's has not."""
+        return self.variant.softcap is not None or self.variant.sinks is not None
+
+    @property
     def dense_bytes(self) -> int:
         """Bytes of the 16-bit originals of one layer."""
         return sum(x.numel() * x.element_size() for x in (self.tensors.k, self.tensors.v))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from kvplan_kernels.attention.variant import Variant
 
 from kvplan.formats.grammar import parse_any
 from kvplan.formats.grid import Tensor, bind
@@ -67,6 +69,14 @@ def test_a_kernel_that_forgets_waiting_rows_is_caught(monkeypatch: pytest.Monkey
     monkeypatch.setattr(proofs, "decode", forgets)
     found = verdicts(case)
     assert not found["kernel on a small shuffled cache"] and not found["one flipped recent V value obeyed"]
+
+
+def test_a_kernel_that_forgets_the_variant_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    variant = Variant(window=40, softcap=4.0, sinks=torch.linspace(-1, 1, 4, device=DEVICE))
+    case, real = replace(small(), variant=variant), proofs.decode
+    assert all(verdicts(case).values())
+    monkeypatch.setattr(proofs, "decode", lambda q, cache, *, variant, **kw: real(q, cache, **kw))
+    assert not verdicts(case)["kernel on a small shuffled cache"]
 
 
 def test_a_kernel_that_reads_beyond_a_length_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,6 +72,19 @@ def test_kernel_error_and_format_error_are_apart(run: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+def test_fp8_shows_both_ways_of_computing(run: dict[str, Any]) -> None:
+    for result in run["report"]["results"]:
+        errors = {e["name"]: e for e in result["phases"][0]["path_errors"]}
+        if not result["format"].startswith("fp8_e4m3"):
+            assert not errors
+            continue
+        assert set(errors) == {"16-bit compute", "fp8 domain"}
+        assert errors["16-bit compute"]["kernel"] == result["kernel_error"]
+        # Rounding queries and probabilities costs something, and it is not the kernel's own error.
+        assert errors["fp8 domain"]["output"] > errors["16-bit compute"]["output"] > errors["fp8 domain"]["kernel"]
+
+
+@pytest.mark.slow
 def test_no_speed_on_the_cpu(run: dict[str, Any]) -> None:
     report = run["report"]
     assert report["roof"] is None and all(r["times"] is None for r in report["results"])

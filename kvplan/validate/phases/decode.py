@@ -2,63 +2,92 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvplan_kernels.attention.door import check_fp8_domain
 from kvplan_kernels.attention.reference import attention_reference
-from kvplan_kernels.testing import relative_error
+from kvplan_kernels.testing import FP8_DOMAIN, relative_error
 from torch import Tensor
 
+from kvplan.errors import UnsupportedError
 from kvplan.validate import measure
 from kvplan.validate.filled import Filled
 from kvplan.validate.phases.result import Paths, finish, path
 from kvplan.validate.proofs import agreement, kernel_attention, stored_attention
-from kvplan.validate.report import Baselines, PathError, PhaseResult, Times
+from kvplan.validate.report import Baselines, Check, PathError, PhaseResult, Times
 from kvplan.validate.session import Session
+
+SIXTEEN, FP8 = "16-bit compute", "fp8 domain"
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of computing: outputs (B, HQ, Dv) of the kernel and of its reference, and whether they agree."""
+
+    name: str
+    kernel: Tensor
+    reference: Tensor
+    check: Check
 
 
 def run(session: Session, filled: Filled) -> PhaseResult:
-    q, cache = session.tensors.q, filled.cache
-    reference = stored_attention(q, cache, session.sm_scale)
-    kernel = kernel_attention(q, cache, session.sm_scale)
+    q, cache, scale, variant = session.tensors.q, filled.cache, session.sm_scale, session.variant
+    reference = stored_attention(q, cache, scale, variant)
+    kernel = kernel_attention(q, cache, scale, variant)
     error, check = agreement("kernel at the validated shape", kernel, reference)
-    checks = [check]
+    eighth = _fp8_domain(session, filled)
+    checks = [check, *([eighth.check] if eighth else [])]
     if session.timed:
-        if not filled.native:
-            checks.append(measure.unfused_check(q, cache, session.sm_scale, reference))
-        checks.append(measure.fusion_check(q, cache, session.sm_scale, session.dense_bytes))
+        if not filled.native and not session.beyond_torch:
+            checks.append(measure.unfused_check(q, cache, scale, reference))
+        checks.append(measure.fusion_check(q, cache, scale, variant, session.dense_bytes))
 
     def timed() -> Paths:
         caches = measure.rotating(cache)
-        fused = path("fused", measure.fused_time(q, caches, session.sm_scale))
+        fused = path("fused", measure.fused_time(q, caches, scale, variant))
         if filled.native:
             session.baselines = _with_kernel(session.baselines, fused.seconds)
             return (fused,)
-        unfused = measure.unfused_time(q, caches, session.sm_scale, session.geometry.tokens)
-        return fused, path("unfused", unfused)
+        found = (fused, path("unfused", measure.unfused_time(q, caches, scale, session.geometry.tokens)))
+        if eighth is None:
+            return found
+        return (*found, path(FP8, measure.fused_time(q, caches, scale, variant, fp8_domain=True)))
 
     def verdict(paths: Paths) -> str:
         speedup = _best(session, paths[0].seconds) / paths[0].seconds
         return f"{speedup:.2f}x the speed of the best 16-bit path of this run (one layer's decode)"
 
-    errors = _path_errors(session, filled, kernel, reference)
+    errors = _path_errors(session, filled, [Way(SIXTEEN, kernel, reference, check), eighth]) if eighth else ()
     return finish(session, filled, "decode", checks, timed, verdict, error=error, path_errors=errors)
 
 
-def _path_errors(session: Session, filled: Filled, kernel: Tensor, reference: Tensor) -> tuple[PathError, ...]:
-    """Of formats that the matrix unit could multiply as they are: each way of computing, against its own reference and
-    against fp64 on the originals."""
-    views = [filled.layout.view(role) for role in ("k", "v")]
-    if not all(v.number == "fp8_e4m3" and v.has_static_scale and v.static_items == 1 for v in views):
-        return ()
+def _fp8_domain(session: Session, filled: Filled) -> Way | None:
+    """The path that multiplies in 8 bit, queries and probabilities rounded too; None for formats without it."""
+    try:
+        check_fp8_domain(filled.layout)
+    except UnsupportedError:
+        return None
+    q, cache, scale, variant = session.tensors.q, filled.cache, session.sm_scale, session.variant
+    kernel = kernel_attention(q, cache, scale, variant, fp8_domain=True)
+    reference = stored_attention(q, cache, scale, variant, fp8_domain=True)
+    what = "fp64 on the codes, Q and P rounded to e4m3"
+    _, check = agreement("fp8-domain kernel", kernel, reference, what, FP8_DOMAIN)
+    return Way(FP8, kernel, reference, check)
+
+
+def _path_errors(session: Session, filled: Filled, ways: Sequence[Way]) -> tuple[PathError, ...]:
+    """Each way of computing against its own reference, and against fp64 on the originals."""
     k, v = (x.transpose(1, 2) for x in (session.tensors.k, session.tensors.v))
-    originals = attention_reference(session.tensors.q, k, v, filled.cache.lengths, session.sm_scale)
-    # The fp8-domain path goes here, against a reference that rounds Q and P to e4m3.
-    ways = (("16-bit compute", kernel, reference),)
+    lengths = filled.cache.lengths
+    originals = attention_reference(session.tensors.q, k, v, lengths, session.sm_scale, session.variant)
     return tuple(
         PathError(
-            name=name,
-            kernel=relative_error(out, own).relative,
-            output=relative_error(out, originals).relative,
+            name=way.name,
+            kernel=relative_error(way.kernel, way.reference).relative,
+            output=relative_error(way.kernel, originals).relative,
         )
-        for name, out, own in ways
+        for way in ways
     )
 
 
