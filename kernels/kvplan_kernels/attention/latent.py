@@ -9,7 +9,6 @@ from torch import Tensor
 from kvplan.errors import UnsupportedError
 from kvplan.formats.ds_mla import LatentView, latent_view
 from kvplan_kernels.attention.combine import combine
-
 from kvplan_kernels.attention.latent_config import LatentConfig, latent_config
 from kvplan_kernels.attention.latent_kernel import latent_decode_kernel
 from kvplan_kernels.attention.mode import Mode

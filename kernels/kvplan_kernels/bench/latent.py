@@ -15,13 +15,13 @@ import torch
 from kvplan.formats.ds_mla import latent_view
 from kvplan.formats.grammar import parse_any
 from kvplan.formats.grid import Tensor, bind
-
 from kvplan_kernels.attention.latent import latent_decode, make_latent_workspace
 from kvplan_kernels.attention.latent_config import LatentConfig, latent_config
 from kvplan_kernels.attention.latent_unfused import latent_unfused_decode
 from kvplan_kernels.attention.work import tile_starts
 from kvplan_kernels.bench.timing import copies_needed, graph_time
 from kvplan_kernels.cache import Cache, allocate
+from kvplan_kernels.dialect import capability_of
 from kvplan_kernels.store.latent import append_latent
 
 NOPE, ROPE, PAGE = 512, 64, 64
