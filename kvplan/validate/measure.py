@@ -12,7 +12,7 @@ from kvplan_kernels.attention.unfused import dense_decode, unfused_decode
 from kvplan_kernels.attention.variant import Variant
 from kvplan_kernels.bench.timing import Timing, copies_needed, graph_time
 from kvplan_kernels.cache import Cache
-from kvplan_kernels.testing import relative_error
+from kvplan_kernels.testing import bytes_taken, relative_error
 from torch.nn.functional import scaled_dot_product_attention
 
 from kvplan.validate.report import Check
@@ -71,12 +71,7 @@ def fusion_check(q: torch.Tensor, cache: Cache, sm_scale: float, variant: Varian
     """Peak memory of fused decode minus before: at most the declared workspace, under 5% of a 16-bit copy."""
     out = torch.empty(*q.shape[:2], cache.layout.tensor("v").dim, dtype=q.dtype, device=q.device)
     declared = make_workspace(q, cache).nbytes
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    decode(q, cache, sm_scale=sm_scale, variant=variant, out=out)
-    torch.cuda.synchronize()
-    grown = torch.cuda.max_memory_allocated() - before
+    grown = bytes_taken(partial(decode, q, cache, sm_scale=sm_scale, variant=variant, out=out))
     passed = grown <= declared and declared < 0.05 * dense_bytes
     detail = f"decode took {grown:,} bytes, declared {declared:,}, a 16-bit copy {dense_bytes:,}"
     return Check(name="fusion is real", passed=passed, detail=detail)
