@@ -126,8 +126,9 @@ def test_a_graph_follows_lengths_and_counts(path: str) -> None:
 
 
 def test_the_dequantise_path_takes_its_scratch_and_no_more() -> None:
-    cache = filled("int8", [32768], 256)
-    q, k, v = new_rows(1, 256, 4, (128, 128), torch.float16)
+    # So many rows that the prefix is not shared: no partial sums.
+    cache = filled("int8", [32768], 2048)
+    q, k, v = new_rows(1, 2048, 4, (128, 128), torch.float16)
     out = torch.empty_like(q)
 
     def taken(**more: object) -> int:

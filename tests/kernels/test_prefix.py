@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import kvplan_kernels.attention.prefill as prefill_module
 import pytest
 import torch
 from kvplan_kernels.attention.config import TABLE
@@ -83,12 +84,13 @@ class Case:
                 out[b, :count] = attention_reference(rows, k[None], v[None], total, scale, variant)[0]
         return out
 
-    def check(self, path: Path, variant: Variant = PLAIN) -> None:
+    def check(self, path: Path, variant: Variant = PLAIN) -> Tensor:
         out = self.run(path, variant)
         for b, count in enumerate(self.counts):
             assert (out[b, count:] == 0).all()
         error = relative_error(out, self.reference(variant))
         assert KERNEL.accepts(error), error
+        return out
 
 
 @both_paths
@@ -132,6 +134,19 @@ def test_groups_of_heads(group: int, path: Path) -> None:
 @pytest.mark.parametrize("dims", [(80, 80), (128, 64), (192, 128)], ids=lambda d: f"{d[0]}-{d[1]}")
 def test_head_dimensions(dims: tuple[int, int], path: Path) -> None:
     Case("int8", 3, [33], dims=dims).check(path)
+
+
+def test_several_programs_share_a_dense_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts without rows, or left of every window, add nothing; sinks are counted once."""
+    monkeypatch.setattr(prefill_module, "LEAST_TILES", 1)
+    monkeypatch.setattr(prefill_module, "INTERPRETED_PROGRAMS", 64)
+    case = Case("fp16", 5, [0, 40, 200, 129], [5, 3, 5, 0], group=1)
+    found = []
+    for variant in (PLAIN, Variant(window=60), Variant(window=1), Variant(softcap=3.0, sinks=case.sinks)):
+        for most in (4, 1):
+            monkeypatch.setattr(prefill_module, "MOST_SPLITS", most)
+            found.append(case.check("dequantise", variant))
+        assert not torch.equal(*found[-2:]) or variant.window == 1, "the prefix was not shared"
 
 
 @both_paths

@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from kvplan_kernels.attention.prefill_kernel import STRIDE_UNIT, prefill_kernel
+from kvplan_kernels.attention.prefill_kernel import STRIDE_UNIT, merge_kernel, prefill_kernel
 from kvplan_kernels.attention.reference import LOG2_E
 from kvplan_kernels.attention.variant import PLAIN, Variant
 from kvplan_kernels.cache import Cache
@@ -34,6 +34,10 @@ class PrefillConfig:
     num_stages: int
 
 
+# A long prefix is shared by so many programs at most, of so many tiles at least.
+MOST_SPLITS, LEAST_TILES = 32, 4
+# What counts as a full device in the interpreter, so that its tests split too.
+INTERPRETED_PROGRAMS = 8
 # Rows of values up to so many channels leave registers for 64 scores of each query row.
 NARROW = 128
 # Two groups of four warps with 64 rows each: tiles for the 227 KiB of sm_90 and sm_100.
@@ -103,9 +107,41 @@ def prefill(
         return out
     group = q_heads // heads
     config = config or default_prefill_config(dim_v, rows * group, capability_of(q.device))
-    args, constants, options = launch_arguments(q, k, v, scale, variant, counts, prefix, out, lse, config)
-    prefill_kernel[(triton.cdiv(rows * group, config.block_rows), heads, batch)](*args, **constants, **options)
+    tiles = triton.cdiv(rows * group, config.block_rows)
+    splits = 1
+    if prefix is not None and lse is None:
+        splits = prefix_splits(tiles * heads * batch, prefix[0].shape[2], config.block_keys, q.device)
+    parts, part_lse = out, lse
+    if splits > 1:
+        parts = q.new_empty((splits, *out.shape), dtype=torch.float32)
+        part_lse = q.new_empty((splits, *out.shape[:3]), dtype=torch.float32)
+    args, constants, options = launch_arguments(
+        q, k, v, scale, variant, counts, prefix, parts, part_lse, config, splits
+    )
+    prefill_kernel[(tiles * splits, heads, batch)](*args, **constants, **options)
+    if part_lse is not None and lse is None:
+        _merge(parts, part_lse, out, variant.sinks)
     return out
+
+
+def prefix_splits(programs: int, prefix_rows: int, block_keys: int, device: torch.device) -> int:
+    """Parts into which a prefix is cut so that `programs` programs become enough for the device.
+
+    A power of two, of which few kernels are compiled; each part has some tiles, or merging costs more than it gives.
+    """
+    wanted = INTERPRETED_PROGRAMS
+    if device.type == "cuda":
+        wanted = torch.cuda.get_device_properties(device).multi_processor_count
+    most = min(MOST_SPLITS, max(1, prefix_rows // (LEAST_TILES * block_keys)), max(1, wanted // programs))
+    return 1 << (most.bit_length() - 1)
+
+
+def _merge(parts: Tensor, lse: Tensor, out: Tensor, sinks: Tensor | None) -> None:
+    """Merge `parts` `(S, B, R, HQ, Dv)` with sums `lse` `(S, B, R, HQ)` into `out`."""
+    splits, dim_v = parts.shape[0], out.shape[3]
+    rows = lse[0].numel()
+    sizes = {"WIDE": triton.next_power_of_2(dim_v), "SPLITS": splits, "PADDED": triton.next_power_of_2(splits)}
+    merge_kernel[(rows,)](parts, lse, out, sinks, rows, HQ=out.shape[2], DV=dim_v, **sizes, num_warps=1)
 
 
 def prefill_and_write(
@@ -140,7 +176,7 @@ def prefill_and_write(
 
 def launch_arguments(
     q: Tensor, k: Tensor, v: Tensor, scale: float, variant: Variant, counts: Tensor | None, prefix: Prefix | None,
-    out: Tensor, lse: Tensor | None, config: PrefillConfig,
+    out: Tensor, lse: Tensor | None, config: PrefillConfig, splits: int = 1,
 ) -> tuple[list[Any], dict[str, Any], dict[str, int]]:  # fmt: skip
     """(arguments, constexprs, compile options) of the kernel; also what the ahead-of-time check compiles."""
     dim_k, dim_v = q.shape[3], v.shape[3]
@@ -159,7 +195,7 @@ def launch_arguments(
         "G": q.shape[2] // k.shape[2], "DK": dim_k, "DV": dim_v,
         "K_FIRST": k_first, "K_REST": k_rest, "V_FIRST": v_first, "V_REST": v_rest,
         "BM": config.block_rows, "BN": config.block_keys, "STAGES": config.num_stages,
-        "SOFTCAP": cap is not None, "WINDOW": variant.window is not None,
+        "SOFTCAP": cap is not None, "WINDOW": variant.window is not None, "SPLITS": splits,
     }  # fmt: skip
     return args, constants, {"num_warps": config.num_warps, "num_stages": config.num_stages}
 

@@ -3,7 +3,8 @@
 A program holds BM query rows of one request and KV head: row m is query head m % G of token m // G, so all heads of a
 group share the tiles of keys. It walks the prefix `(B, HKV, T, D)`, then the chunk's own keys `(B, R, HKV, D)`, BN rows
 at a time; tiles that no row sees are not visited, tiles that every row sees have no mask. A row of channels is read as
-the largest power of two and a padded rest (192 = 128 + 64, 80 = 64 + 16). Softmax in base 2, sums in fp32.
+the largest power of two and a padded rest (192 = 128 + 64, 80 = 64 + 16). Softmax in base 2, sums in fp32. Where few
+rows stand behind a long prefix, several programs share the prefix and a second kernel merges what they found.
 """
 
 import triton
@@ -31,16 +32,18 @@ def prefill_kernel(
     G: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
     K_FIRST: tl.constexpr, K_REST: tl.constexpr, V_FIRST: tl.constexpr, V_REST: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr,
+    SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """One program: BM query rows of one (request, KV head).
+    """One program: BM query rows of one (request, KV head), one of SPLITS parts of the prefix.
 
     Q `[B, R, HKV * G, DK]`, K `[B, R, HKV, DK]`, V alike; PREFIX_K, PREFIX_V `[B, HKV, T, D]` or None with LENGTHS
-    `[B]`; OUT dense `[B, R, HKV * G, DV]`; LSE `[B, R, HKV * G]` or None; COUNTS `[B]` or None; SINKS `[HKV * G]` or
-    None. Logits are q k * factor, or tanh(q k * inner) * factor with SOFTCAP; factor includes log2(e). K_FIRST, K_REST,
-    V_FIRST, V_REST: channels of the two parts of a row, rest 0 if one is enough.
+    `[B]`; OUT dense `[SPLITS, B, R, HKV * G, DV]`; LSE `[SPLITS, B, R, HKV * G]` or None; COUNTS `[B]` or None; SINKS
+    `[HKV * G]` or None. Logits are q k * factor, or tanh(q k * inner) * factor with SOFTCAP; factor includes log2(e).
+    K_FIRST, K_REST, V_FIRST, V_REST: channels of the two parts of a row, rest 0 if one is enough.
     """
     # Tiles that see most come first, so that no long one is left for the end.
-    i_tile = tl.num_programs(0) - 1 - tl.program_id(0)
+    i_tile = tl.num_programs(0) // SPLITS - 1 - tl.program_id(0) // SPLITS
+    i_split = tl.program_id(0) % SPLITS
     i_head = tl.program_id(1)
     i_batch = tl.program_id(2).to(tl.int64)
     heads = tl.num_programs(1) * G
@@ -70,22 +73,29 @@ def prefill_kernel(
     if PREFIX_K is not None:
         length = tl.load(LENGTHS + i_batch)
         end = tl.where(lives, tl.minimum(length, prefix_rows), 0)
+        # Parts of whole tiles.
+        part = (end + SPLITS * BN - 1) // (SPLITS * BN) * BN
+        begin = (tl.minimum(i_split * part, end) + BN - 1) // BN
+        end = tl.minimum(i_split * part + part, end)
         p_k = PREFIX_K + i_batch * (pk_batch * 8) + i_head.to(tl.int64) * (pk_head * 8)
         p_v = PREFIX_V + i_batch * (pv_batch * 8) + i_head.to(tl.int64) * (pv_head * 8)
         m, l, acc = attend_source(
-            m, l, acc, q, p_k, p_v, pk_row * 8, pv_row * 8, -length, end, first, last, o_row, inner, factor, window,
+            m, l, acc, q, p_k, p_v, pk_row * 8, pv_row * 8, -length, begin, end, first, last, o_row, inner, factor,
+            window,
             DK, DV, K_FIRST, K_REST, V_FIRST, V_REST, BN, STAGES, SOFTCAP, WINDOW,
         )  # fmt: skip
     p_k = K + i_batch * (k_batch * 8) + i_head.to(tl.int64) * (k_head * 8)
     p_v = V + i_batch * (v_batch * 8) + i_head.to(tl.int64) * (v_head * 8)
     m, l, acc = attend_source(
-        m, l, acc, q, p_k, p_v, k_row * 8, v_row * 8, 0, tl.where(lives, last + 1, 0), first, last, o_row, inner,
-        factor, window, DK, DV, K_FIRST, K_REST, V_FIRST, V_REST, BN, STAGES, SOFTCAP, WINDOW,
+        m, l, acc, q, p_k, p_v, k_row * 8, v_row * 8, 0, 0, tl.where(lives & (i_split == SPLITS - 1), last + 1, 0),
+        first, last, o_row, inner, factor, window,
+        DK, DV, K_FIRST, K_REST, V_FIRST, V_REST, BN, STAGES, SOFTCAP, WINDOW,
     )  # fmt: skip
     m_out = o_row < num_rows
-    # Rows beyond the count have no sum.
+    # Rows beyond the count have no sum, nor have those whose window a part of the prefix does not meet.
+    m_row = m_row & ~(l == 0)
     b_sum = tl.where(m_row, l, 1.0)
-    o_out = (i_batch * num_rows + o_row) * heads + o_q_head
+    o_out = ((i_split * tl.num_programs(2) + i_batch) * num_rows + o_row) * heads + o_q_head
     if LSE is not None:
         tl.store(LSE + o_out, tl.where(m_row, m - P_SHIFT + tl.math.log2(b_sum), float("-inf")), mask=m_out)
     b_inverse = 1.0 / b_sum
@@ -94,22 +104,49 @@ def prefill_kernel(
         store_part(OUT, o_out, acc[1], b_inverse, m_row, m_out, V_FIRST, V_REST, DV)
 
 
+@triton.jit(do_not_specialize=["num_rows"])
+def merge_kernel(
+    PARTS, LSE, OUT, SINKS, num_rows, HQ: tl.constexpr, DV: tl.constexpr, WIDE: tl.constexpr, SPLITS: tl.constexpr,
+    PADDED: tl.constexpr,
+):  # fmt: skip
+    """One program: one query row and head. PARTS `[SPLITS, rows, DV]` fp32, LSE `[SPLITS, rows]` base 2, rows being
+    B * R * HQ; OUT `[rows, DV]`; SINKS `[HQ]` or None. Rows that saw nothing give zeros."""
+    i_row = tl.program_id(0).to(tl.int64)
+    o_split = tl.arange(0, PADDED)
+    o_channel = tl.arange(0, WIDE)
+    o_part = o_split * num_rows + i_row
+    lse = tl.load(LSE + o_part, mask=o_split < SPLITS, other=float("-inf"))
+    top = tl.maximum(tl.max(lse, 0), NO_SCORE)
+    if SINKS is not None:
+        top = tl.maximum(top, tl.load(SINKS + i_row % HQ) * LOG2_E)
+    weight = tl.math.exp2(lse - top)
+    total = tl.sum(weight, 0)
+    some = total != 0
+    if SINKS is not None:
+        total += tl.math.exp2(tl.load(SINKS + i_row % HQ) * LOG2_E - top)
+    m_part = (o_split < SPLITS)[:, None] & (o_channel < DV)[None, :]
+    parts = tl.load(PARTS + o_part[:, None] * DV + o_channel[None, :], mask=m_part, other=0.0)
+    out = tl.sum(parts * weight[:, None], 0) / tl.where(some, total, 1.0)
+    tl.store(OUT + i_row * DV + o_channel, cast(out, OUT.dtype.element_ty), mask=o_channel < DV)
+
+
 @triton.jit
 def attend_source(
-    m, l, acc, q, p_k, p_v, k_row, v_row, origin, end, first, last, o_row, inner, factor, window,
+    m, l, acc, q, p_k, p_v, k_row, v_row, origin, begin, end, first, last, o_row, inner, factor, window,
     DK: tl.constexpr, DV: tl.constexpr, K_FIRST: tl.constexpr, K_REST: tl.constexpr, V_FIRST: tl.constexpr,
     V_REST: tl.constexpr, BN: tl.constexpr, STAGES: tl.constexpr, SOFTCAP: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """Add the keys 0 to end - 1 of one source, key j being `origin + j` rows after the chunk's first, to the softmax.
+    """Add the keys begin * BN to end - 1 of one source to the softmax, key j being `origin + j` rows after the chunk's
+    first.
 
     m, l [BM], acc tiles [BM, channels]; `o_row` [BM] from `first` to `last` are the rows of the chunk in this program.
     """
     # Tiles [begin, full) cross a window's start, [full, edge) are seen whole by every row, [edge, tiles) cross an end.
     tiles = (end + BN - 1) // BN
-    full = tiles * 0
+    full = tiles * 0 + begin
     if WINDOW:
-        begin = tl.maximum(first - window + 1 - origin, 0) // BN
-        full = tl.minimum((tl.maximum(last - window + 1 - origin, 0) + BN - 1) // BN, tiles)
+        begin = tl.maximum(tl.maximum(first - window + 1 - origin, 0) // BN, begin)
+        full = tl.maximum(tl.minimum((tl.maximum(last - window + 1 - origin, 0) + BN - 1) // BN, tiles), begin)
     edge = tl.maximum(tl.minimum(end, first + 1 - origin) // BN, full)
     if WINDOW:
         for i_tile in tl.range(loop_bound(begin), loop_bound(full), num_stages=STAGES):
