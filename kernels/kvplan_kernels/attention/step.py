@@ -7,7 +7,7 @@ from kvplan_kernels.attention.by_channel import load_shifts, zero_scores
 from kvplan_kernels.attention.load import load_meta_rows, load_scales, load_stripes, word_offsets
 from kvplan_kernels.attention.recent import recent_outputs, recent_scores
 from kvplan_kernels.attention.sight import hide, soften
-from kvplan_kernels.attention.tile import outputs, scores, unpack_stripes
+from kvplan_kernels.attention.tile import inverse_power, largest_unit, outputs, scores, unpack_stripes
 from kvplan_kernels.attention.work import RECENT_TOKENS
 from kvplan_kernels.codecs.convert import round_e4m3
 
@@ -18,13 +18,13 @@ P_SHIFT = tl.constexpr(8.0)
 
 @triton.jit
 def attend(
-    i_tile, m, l, acc, q, q_sum, k_factor, q_plain, plain_factor, K_WORDS, V_WORDS, K_HIGH, V_HIGH, K_META, V_META,
-    K_RING, i_page, i_pair, i_head, k_end, v_end, limit, o_k, o_v, o_kw, o_vw, o_token,
+    i_tile, m, l, acc, v_unit, q, q_sum, k_factor, q_plain, plain_factor, K_WORDS, V_WORDS, K_HIGH, V_HIGH, K_META,
+    V_META, K_RING, i_page, i_pair, i_head, k_end, v_end, limit, o_k, o_v, o_kw, o_vw, o_token,
     K: tl.constexpr, V: tl.constexpr, MODE: tl.constexpr, HKV: tl.constexpr, PAGE: tl.constexpr, BN: tl.constexpr,
     K_UNIT: tl.constexpr, V_UNIT: tl.constexpr, NATIVE_FP8: tl.constexpr,
     LATE_KEYS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Add one tile of BN tokens to the running softmax: m [HEADS], l [8, HEADS], acc planes [VW, HEADS].
+    """Add one tile of BN tokens to the running softmax: m [HEADS], l [8, HEADS], acc planes [VW, HEADS] in `v_unit`.
 
     A tile has several parts of `o_token`'s length where scales serve all tokens of a part (channel/N), else it is one.
     `k_end`, `v_end`: packed tokens of K and V; in a masked tile those from v_end on do not count, and with LATE_KEYS
@@ -76,15 +76,25 @@ def attend(
     keep = tl.math.exp2(m - m_new)
     # Eight partial sums per head, so that the loop needs no exchange between threads for l.
     l = l * keep[None, :]
+    shrink = 1.0
+    if V.has_row_scale:
+        old = v_unit
+        for i in tl.static_range(PARTS):
+            v_unit = tl.maximum(v_unit, largest_unit(loaded[i][6], o_token, V))
+        shrink = inverse_power(v_unit)
+        keep = keep * (old * shrink)
     for i in tl.static_range(PARTS):
         part = loaded[i]
         p = tl.math.exp2(logits[i] - (m_new - P_SHIFT)[None, :])
+        if V.is_int and V.has_static_scale:
+            # The same probabilities in the sum as in the product: their centre is added back with weight 1.
+            p = p.to(tl.float16).to(tl.float32)
         l = l + tl.sum(p.reshape(PART // 8, 8, m.shape[0]), 0)
         v = unpack_stripes(part[5], V, NATIVE_FP8)
         if MODE.fp8:
             p = round_e4m3(p)
-        acc = outputs(v, acc, p, keep, part[6], part[7], part[9], o_token, V, V_UNIT, i == 0)
-    return m_new, l, acc
+        acc = outputs(v, acc, p, keep, shrink, part[6], part[7], part[9], o_token, V, V_UNIT, i == 0)
+    return m_new, l, acc, v_unit
 
 
 @triton.jit
