@@ -25,6 +25,9 @@ if find_spec("torch") and find_spec("triton"):
 
     if not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
+        from kvplan_kernels.interpreter import replace_builtins_once
+
+        replace_builtins_once()
     # Small tensors: more threads only spin, and other test processes want the cores.
     torch.set_num_threads(1)
 elif os.environ.get("KVPLAN_CI") == "1":
