@@ -115,7 +115,7 @@ def saturated(layout: Layout, role: str, x: Tensor, static: Encoded) -> Tensor:
 
 
 def count_ties(layout: Layout, role: str, x: Tensor, static: Encoded | None = None) -> int:
-    """Values of `x` `(..., H, T, D)` that lie exactly halfway between two codes, where only the rounding rule decides."""
+    """Values of `x` `(..., H, T, D)` exactly halfway between two codes, where only the rounding rule decides."""
     view = layout.view(role)
     grid = grid_of(view)
     x = _numbers(view, x)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from math import lcm
 
 from kvplan.errors import KvplanError
@@ -47,7 +47,7 @@ AXES: dict[str, tuple] = {
 
 # Tokens of a single append at the end of the write pattern `tokens`: they cross every edge that `lengths` sits on.
 SINGLES = 6
-# Heads x page size x channels of the int8 pool whose codes pass 2^31 elements.
+# Elements of one plane from which 32-bit offsets overflow.
 HUGE_ELEMENTS = 2**31
 
 
@@ -86,8 +86,7 @@ class Case:
     @cached_property
     def layout(self) -> Layout:
         """Raises what the grammar and the layout refuse."""
-        k, v = self.formats.split()
-        return layout_of(k, v, self.dims, self.heads, self.dtype)
+        return _layout(self.formats, self.dims, self.heads, self.dtype)
 
     @cached_property
     def tensors(self) -> tuple[BoundTensor, BoundTensor]:
@@ -95,7 +94,7 @@ class Case:
 
     @cached_property
     def config(self) -> DecodeConfig:
-        return default_config(self.layout, self.page_size, self.group)
+        return _config(self.formats, self.dims, self.heads, self.dtype, self.page_size, self.group)
 
     @property
     def recent(self) -> int:
@@ -129,22 +128,33 @@ class Case:
         need = len(self.counts) * cdiv(max(1, *self.counts), self.page_size) + 2
         if self.pool == "small":
             return need
-        return need + cdiv(HUGE_ELEMENTS, self.heads * self.page_size * min(v.words for v in map(self.layout.view, "kv")))
+        return need + cdiv(
+            HUGE_ELEMENTS, self.heads * self.page_size * min(v.words for v in map(self.layout.view, "kv"))
+        )
+
+    @property
+    def effort(self) -> float:
+        """Seconds in the interpreter, roughly: it pays for each tile, plane of channels and query head."""
+        views = [self.layout.view(role) for role in "kv"]
+        planes = sum(v.stripes * v.fields_per_word for v in views)
+        tiles = sum(cdiv(count, self.config.block_tokens) for count in self.counts)
+        rows = len(self.counts) * cdiv(max(self.counts), 16 if any(v.planar for v in views) else 32)
+        calls = {"tokens": 3, "pieces": 2}.get(self.write, 1)
+        return self.heads * (
+            0.012 * tiles * planes + 0.012 * rows * calls * planes + 0.024 * len(self.counts) * self.group
+        )
 
     def refusal(self) -> str | None:
         """Why there is no such case: the library's own words, or an axis that says nothing for these formats."""
-        try:
-            check_kernel(self.layout)
-            self.layout.check_page_size(self.page_size)
-            _ = self.config
-        except KvplanError as error:
-            return error.message
+        refused = _refusal(self.formats, self.dims, self.heads, self.dtype, self.page_size, self.group)
+        if refused:
+            return refused
         if self.lengths == "flush edge" and not self.recent:
             return "a flush edge needs a residual"
         if self.calibration == "clip" and not self.has_static:
             return "only static scales can be calibrated too narrowly"
-        if self.again == "scales" and not self.layout.view("k").quantised:
-            return "16-bit keys have no scales"
+        if self.again == "scales" and (not self.layout.view("k").quantised or self.data == "overflow"):
+            return "there are no scales to double, or they are as large as can be"
         if self.data == "overflow" and self.dtype == "fp16":
             return "fp16 rows cannot overflow a scale"
         return None
@@ -154,6 +164,30 @@ class Case:
         """A page size other than the case's that the layout and the kernels take."""
         step = lcm(16, self.layout.page_multiple)
         return self.page_size + (step if self.page_size < 96 else -step)
+
+
+# Cached: a cover asks for the same few shapes hundreds of thousands of times.
+@cache
+def _layout(formats: str, dims: tuple[int, int], heads: int, dtype: str) -> Layout:
+    k, v = formats.split()
+    return layout_of(k, v, dims, heads, dtype)
+
+
+@cache
+def _config(formats: str, dims: tuple[int, int], heads: int, dtype: str, page_size: int, group: int) -> DecodeConfig:
+    return default_config(_layout(formats, dims, heads, dtype), page_size, group)
+
+
+@cache
+def _refusal(formats: str, dims: tuple[int, int], heads: int, dtype: str, page_size: int, group: int) -> str | None:
+    try:
+        layout = _layout(formats, dims, heads, dtype)
+        check_kernel(layout)
+        layout.check_page_size(page_size)
+        _config(formats, dims, heads, dtype, page_size, group)
+    except KvplanError as error:
+        return error.message
+    return None
 
 
 def _around(edge: int) -> tuple[int, ...]:

@@ -38,7 +38,9 @@ def declared_bytes(cache: Cache, counts: tuple[int, ...]) -> dict[str, Tensor]:
             mask.fill_(True)
         elif plane.scope == "residual":
             for b, count in enumerate(counts):
-                mask[b, :, torch.arange(max(0, count - plane.capacity), count, device=mask.device) % plane.capacity] = True
+                mask[b, :, torch.arange(max(0, count - plane.capacity), count, device=mask.device) % plane.capacity] = (
+                    True
+                )
         else:
             _mark_rows(cache, plane, mask, counts)
         masks[plane.name] = mask

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -113,7 +114,7 @@ def chunks(case: Case) -> list[tuple[int, int]]:
     elif case.write == "tokens":
         cuts = [0, *range(max(0, most - SINGLES), most + 1)]
     cuts = sorted({min(cut, most) for cut in cuts})
-    return list(zip(cuts, cuts[1:], strict=False))
+    return list(pairwise(cuts))
 
 
 def run_append(run: Run) -> None:
@@ -126,14 +127,19 @@ def run_append(run: Run) -> None:
     declared = declared_bytes(run.cache, run.case.counts)
     for name, mask in declared.items():
         got, want = as_bytes(run.cache.planes[name]), as_bytes(oracle.planes[name])
-        run.require(torch.equal(touched[name], mask), f"append: the reference writes other bytes of {name} than declared")
+        run.require(
+            torch.equal(touched[name], mask), f"append: the reference writes other bytes of {name} than declared"
+        )
         wrong = int(((got != want) & mask).sum())
         run.require(not wrong, f"append: {wrong} bytes of {name} differ from the reference or are not written")
         beyond = int(((got == want) & ~mask).sum())
         run.require(not beyond, f"append: {beyond} bytes of {name} that no row owns are written")
     run.require(run.cache.lengths.tolist() == list(run.case.counts), "append: lengths differ")
     # The reference ran twice, once for each sentinel.
-    run.require(torch.equal(clipped[0], 2 * clipped[1]), f"append: saturated {clipped[1].tolist()}, not {clipped[0].tolist()} / 2")
+    run.require(
+        torch.equal(clipped[0], 2 * clipped[1]),
+        f"append: saturated {clipped[1].tolist()}, not {clipped[0].tolist()} / 2",
+    )
     run.outcome.ties = sum(_ties(run, role, x) for role, x in (("k", run.k), ("v", run.v)))
     soil(run.case, run.cache, declared, lambda old: _fill(run, old))
 
