@@ -69,7 +69,7 @@ class Report:
     @property
     def missing(self) -> list[str]:
         """Traps without an executed case; of those that need a GPU only when there is one."""
-        return missing(self.traps, gpu=self.device["name"] != "interpreter")
+        return missing(+self.traps, gpu=self.device["name"] != "interpreter")
 
     @property
     def passed(self) -> bool:
