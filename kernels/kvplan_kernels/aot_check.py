@@ -20,6 +20,7 @@ from kvplan_kernels.attention.combine import combine_constants, combine_kernel
 from kvplan_kernels.attention.config import DecodeConfig, default_config
 from kvplan_kernels.attention.decode import decode_constants
 from kvplan_kernels.attention.kernel import decode_kernel
+from kvplan_kernels.attention.mode import Mode
 from kvplan_kernels.dialect import has_dependent_launch
 
 PAIRS = (
@@ -48,6 +49,7 @@ PAIRS = (
     ("int3,rot", "int3,rot"),
 )
 HEADS, GROUP, PAGE = 8, 4, 128
+MODE = Mode(group=GROUP, columns=GROUP)
 _POINTERS = {"fp16": "*fp16", "bf16": "*bf16", "fp32": "*fp32"}
 
 
@@ -72,20 +74,21 @@ def decode_signature(layout: Layout) -> dict[str, str]:
         "K_WORDS": _POINTERS.get(k.number, "*i16"), "V_WORDS": _POINTERS.get(v.number, "*i16"),
         "K_HIGH": "*i16" if k.two_parts else "*bf16", "V_HIGH": "*i16" if v.two_parts else "*bf16",
         "K_RING": _POINTERS[k.recent_storage or "bf16"], "V_RING": _POINTERS[v.recent_storage or "bf16"],
-        "K_META": "*i32", "V_META": "*i32", "K_SCALE": static("k"), "V_SCALE": static("v"), "V_ZERO": static("v"),
+        "K_META": "*i32", "V_META": "*i32", "K_SCALE": static("k"), "V_SCALE": static("v"),
+        "K_ZERO": static("k"), "V_ZERO": static("v"),
         "PART_OUT": "*fp32", "PART_LSE": "*fp32", "PAGE_TABLE": "*i32", "LENGTHS": "*i32", "TILE_STARTS": "*i32",
-        "sm_scale": "fp32", "num_requests": "i32", "max_pages": "i32",
+        "sm_scale": "fp32", "num_requests": "i32", "max_pages": "i32", "reach": "i32", "softcap": "fp32",
     }  # fmt: skip
 
 
 def check_decode(
-    k: str, v: str, dim_k: int = 128, dim_v: int = 128, group: int = GROUP,
+    k: str, v: str, dim_k: int = 128, dim_v: int = 128, mode: Mode = MODE,
     config: DecodeConfig | None = None, capability: int = 90,
 ) -> tuple[DecodeConfig, Report]:  # fmt: skip
     """Compile the main kernel of one pair of formats."""
     layout = decode_layout(k, v, dim_k, dim_v)
-    config = config or default_config(layout, PAGE, group)
-    constants = decode_constants(layout, PAGE, group, config, capability)
+    config = config or default_config(layout, PAGE, mode.columns)
+    constants = decode_constants(layout, PAGE, mode, config, capability)
     compiled = compile_ahead(decode_kernel, decode_signature(layout), constants, config.options, capability)
     return config, report(compiled)
 
@@ -93,11 +96,12 @@ def check_decode(
 def check_combine(rotated: bool = False, capability: int = 90) -> Report:
     """Compile the combine kernel for 64 requests."""
     constants = {
-        **combine_constants(64 * HEADS, 528, HEADS, GROUP, 128, rotated),
+        **combine_constants(64 * HEADS, 528, HEADS, MODE, 128, rotated),
         "PDL": has_dependent_launch(capability),
     }
     signature = {
-        "PART_OUT": "*fp32", "PART_LSE": "*fp32", "OUT": "*bf16", "TILE_STARTS": "*i32",
+        "PART_OUT": "*fp32", "PART_LSE": "*fp32", "OWN_OUT": "*fp32", "OWN_LSE": "*fp32", "SINKS": "*fp32",
+        "OUT": "*bf16", "TILE_STARTS": "*i32",
         "num_requests": "i32", "num_programs": "i32",
     }  # fmt: skip
     return report(compile_ahead(combine_kernel, signature, constants, {"num_warps": 1}, capability))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from kvplan_kernels.attention.config import DecodeConfig, default_config
 from kvplan_kernels.attention.decode import decode, make_workspace
+from kvplan_kernels.attention.mode import Mode
 from kvplan_kernels.attention.reference import attention_reference
 from kvplan_kernels.attention.work import tile_starts
 from kvplan_kernels.attention.workspace import workspace_bytes
@@ -203,7 +204,7 @@ def test_workspace_is_exactly_what_is_declared_and_can_be_reused() -> None:
     cache = filled("int8", lengths=[100, 20])
     q = query(cache, 4)
     workspace = make_workspace(q, cache, SMALL)
-    assert workspace.nbytes == workspace_bytes(SMALL.num_programs(q.device), 2, 2, 4, 64)
+    assert workspace.nbytes == workspace_bytes(SMALL.num_programs(q.device), 2, 2, Mode(group=4, columns=4), 64)
     work = tile_starts(cache.lengths, SMALL.block_tokens, cache.layout.view("v"))
     first = decode(q, cache, config=SMALL, workspace=workspace, work=work)
     workspace.buffer.fill_(0xFF)

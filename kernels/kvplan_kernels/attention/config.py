@@ -82,8 +82,8 @@ def format_class(layout: Layout) -> str:
     return f"int{widest}" if any(v.is_int and v.bits == widest for v in views) else "fp8"
 
 
-def default_config(layout: Layout, page_size: int, group: int) -> DecodeConfig:
-    """The table's entry, fitted to the head dimension, the query heads per KV head, the page size and shared memory.
+def default_config(layout: Layout, page_size: int, columns: int) -> DecodeConfig:
+    """The table's entry, fitted to the head dimension, the query columns, the page size and shared memory.
 
     Raises:
         UnsupportedError: pages whose size is no multiple of 16 tokens.
@@ -93,7 +93,10 @@ def default_config(layout: Layout, page_size: int, group: int) -> DecodeConfig:
     dim = max(1 << (layout.view(role).dim - 1).bit_length() for role in ("k", "v"))
     # The same bytes per tile at every head dimension.
     tokens = min(128, max(32, config.block_tokens * TABLE_DIM // dim))
-    if (dim > TABLE_DIM or max(LEAST_COLUMNS, group) > 8) and warps == 1:
+    if columns > 16:
+        # The accumulators of 64 columns and 128 channels are 64 registers of four warps.
+        warps, ctas = 4, 2
+    elif (dim > TABLE_DIM or max(LEAST_COLUMNS, columns) > 8) and warps == 1:
         # Longer rows or more heads need more registers for queries and outputs than one warp has.
         warps = 2
         # More than eight warps of some 200 registers each do not fit an SM.

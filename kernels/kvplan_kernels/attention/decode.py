@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
+from torch import Tensor
 
 from kvplan.formats.layout import Layout
 from kvplan_kernels.attention.combine import combine
 from kvplan_kernels.attention.config import DecodeConfig, default_config, padded_words, part_tokens
-from kvplan_kernels.attention.door import check_memory, check_query, check_supported
+from kvplan_kernels.attention.door import check_fp8_domain, check_memory, check_query, check_supported, check_variant
 from kvplan_kernels.attention.kernel import decode_kernel
+from kvplan_kernels.attention.mode import Mode, block_columns, window_reach
+from kvplan_kernels.attention.reference import LOG2_E
+from kvplan_kernels.attention.variant import PLAIN, Variant
 from kvplan_kernels.attention.work import SCAN, tile_starts
 from kvplan_kernels.attention.workspace import Workspace
 from kvplan_kernels.cache import Cache
@@ -17,10 +23,10 @@ from kvplan_kernels.codecs.grid_tiles import unit_log2
 from kvplan_kernels.codecs.rotation import rotate
 from kvplan_kernels.dialect import LEAST_COLUMNS, has_dependent_launch
 
-LOG2_E = 1.4426950408889634
 
-
-def decode_constants(layout: Layout, page_size: int, group: int, config: DecodeConfig, capability: int) -> dict:
+def decode_constants(
+    layout: Layout, page_size: int, mode: Mode, config: DecodeConfig, capability: int
+) -> dict[str, Any]:
     """Constexprs of `decode_kernel`; `capability` is 10 * major + minor (the interpreter uses 90)."""
     k, v = layout.view("k"), layout.view("v")
     keys, values = layout.tensor("k"), layout.tensor("v")
@@ -28,9 +34,9 @@ def decode_constants(layout: Layout, page_size: int, group: int, config: DecodeC
     return {
         "K": k,
         "V": v,
+        "MODE": mode,
         "HKV": layout.heads,
-        "G": group,
-        "HEADS": max(LEAST_COLUMNS, triton.next_power_of_2(group)),
+        "HEADS": max(LEAST_COLUMNS, triton.next_power_of_2(mode.columns)),
         "PAGE": page_size,
         "BN": config.block_tokens,
         "PART": part_tokens(layout, config.block_tokens),
@@ -52,28 +58,36 @@ def decode_constants(layout: Layout, page_size: int, group: int, config: DecodeC
 
 
 def decode(
-    q: torch.Tensor,
+    q: Tensor,
     cache: Cache,
     *,
     sm_scale: float | None = None,
-    out: torch.Tensor | None = None,
-    work: torch.Tensor | None = None,
+    variant: Variant = PLAIN,
+    own: tuple[Tensor, Tensor] | None = None,
+    fp8_domain: bool = False,
+    out: Tensor | None = None,
+    work: Tensor | None = None,
     workspace: Workspace | None = None,
     config: DecodeConfig | None = None,
-) -> torch.Tensor:
-    """Attention of one query token per request over its cached rows.
+) -> Tensor:
+    """Attention of the newest query rows of each request, usually one, over its cached rows.
 
     Args:
-        q: fp16 or bf16 `(B, HQ, Dk)`; query head i reads KV head i // (HQ // HKV).
-        cache: K and V of one layer; `cache.lengths[b]` rows of request b are read, 0 gives zeros.
+        q: fp16 or bf16 `(B, HQ, Dk)`, or `(B, R, HQ, Dk)` for R rows; query head i reads KV head i // (HQ // HKV). Row
+            r of request b stands at position lengths[b] - R + r and sees the rows up to it.
+        cache: K and V of one layer; `cache.lengths[b]` rows of request b are read.
         sm_scale: factor on the logits, default Dk ** -0.5.
-        out: `(B, HQ, Dv)`, fp16, bf16 or fp32; allocated in q's dtype if not given.
-        work: `tile_starts(cache.lengths, config.block_tokens, layout.view("v"))`, once per step for all layers; made
-            here if not given.
+        variant: window, softcap and sinks.
+        own: fp32 (out `(B, R, HQ, Dv)`, lse `(B, R, HQ)` in base 2) of the rows over keys that are not in the cache:
+            the rows then stand at lengths[b] + r, and the two results are merged. Sinks are counted here, not in `own`.
+        fp8_domain: also round queries and probabilities to e4m3 (K and V `fp8_e4m3` by tensor or head).
+        out: q's shape with Dv, fp16, bf16 or fp32; allocated in q's dtype if not given.
+        work: `tile_starts(cache.lengths, config.block_tokens, layout.view("v"), reach=window_reach(...))`, once per
+            step for all layers; made here if not given.
         workspace: from `make_workspace`; allocated here if not given.
 
     Returns:
-        `out`. Nothing waits for the device, so the call can be captured in a CUDA graph.
+        `out`; zeros for rows that see nothing. Nothing waits for the device, so the call can be captured in a graph.
 
     Raises:
         UnsupportedError: a format without a kernel.
@@ -81,21 +95,23 @@ def decode(
     """
     layout, requests = cache.layout, cache.num_sequences
     check_supported(layout)
-    group = check_query(q, cache)
-    config = config or default_config(layout, cache.page_size, group)
+    mode = launch_mode(q, cache, variant, own=own is not None, fp8_domain=fp8_domain)
+    check_variant(q, variant, own, layout.view("v").dim)
+    config = config or default_config(layout, cache.page_size, mode.columns)
     k, v = layout.view("k"), layout.view("v")
     if out is None:
-        out = torch.empty((requests, q.shape[1], v.dim), dtype=q.dtype, device=q.device)
+        out = torch.empty((*q.shape[:-1], v.dim), dtype=q.dtype, device=q.device)
     if workspace is None:
         workspace = make_workspace(q, cache, config)
-    check_memory(cache, config, out, (requests, q.shape[1], v.dim), work, workspace)
+    check_memory(cache, config, mode, q, out, work, workspace)
     programs = config.num_programs(q.device)
+    reach = window_reach(mode.rows, variant.window, mode.own)
     if work is None:
-        work = tile_starts(cache.lengths, config.block_tokens, v, workspace.tile_starts)
-    constants = decode_constants(layout, cache.page_size, group, config, _capability(q.device))
+        work = tile_starts(cache.lengths, config.block_tokens, v, workspace.tile_starts, reach)
+    constants = decode_constants(layout, cache.page_size, mode, config, _capability(q.device))
     scale = (k.dim**-0.5 if sm_scale is None else sm_scale) * LOG2_E
     decode_kernel[(programs,)](
-        rotate(q, workspace.query) if k.rot else q,
+        rotate(q, workspace.query.view(q.shape)) if k.rot else q,
         cache.words("k"),
         cache.words("v"),
         _or(cache.high("k"), q),
@@ -104,6 +120,7 @@ def decode(
         _words(cache.meta_start("v"), q),
         _or(cache.layer_scale("k"), q),
         _or(cache.layer_scale("v"), q),
+        _or(cache.static("k", "zero"), q),
         _or(cache.static("v", "zero"), q),
         _or(cache.residual("k"), q),
         _or(cache.residual("v"), q),
@@ -115,21 +132,45 @@ def decode(
         scale,
         requests,
         cache.page_table.shape[1],
+        reach or 0,
+        variant.softcap or 0.0,
         **constants,
         **config.options,
     )
-    pdl = constants["PDL"]
-    combine(workspace.part_out, workspace.part_lse, out, work, programs, layout.heads, pdl=pdl, rotated=v.rot)
+    combine(
+        workspace.part_out, workspace.part_lse, out, work, programs, layout.heads, mode,
+        pdl=constants["PDL"], rotated=v.rot, own=own, sinks=variant.sinks,
+    )  # fmt: skip
     return out
 
 
-def make_workspace(q: torch.Tensor, cache: Cache, config: DecodeConfig | None = None) -> Workspace:
+def launch_mode(
+    q: Tensor, cache: Cache, variant: Variant = PLAIN, *, own: bool = False, fp8_domain: bool = False
+) -> Mode:
+    """The constants of a launch with these shapes.
+
+    Raises:
+        UnsupportedError: `fp8_domain` with a format that has other scales or numbers.
+        ValueError: a query or cache that the layout does not declare.
+    """
+    rows, group = check_query(q, cache)
+    if fp8_domain:
+        check_fp8_domain(cache.layout)
+    return Mode(
+        rows, group, block_columns(rows, group),
+        own=own, windowed=variant.window is not None, softcap=variant.softcap is not None,
+        sinks=variant.sinks is not None, fp8=fp8_domain,
+    )  # fmt: skip
+
+
+def make_workspace(q: Tensor, cache: Cache, config: DecodeConfig | None = None) -> Workspace:
     """Scratch memory for `decode` with these shapes, to be kept and reused."""
-    layout = cache.layout
-    group, dim_v = q.shape[1] // layout.heads, layout.view("v").dim
-    config = config or default_config(layout, cache.page_size, group)
+    layout, mode = cache.layout, launch_mode(q, cache)
+    config = config or default_config(layout, cache.page_size, mode.columns)
     turned = layout.view("k").dim if layout.view("k").rot else 0
-    return Workspace.allocate(config.num_programs(q.device), q.shape[0], layout.heads, group, dim_v, q.device, turned)
+    return Workspace.allocate(
+        config.num_programs(q.device), q.shape[0], layout.heads, mode, layout.view("v").dim, q.device, turned
+    )
 
 
 def _capability(device: torch.device) -> int:
@@ -139,10 +180,10 @@ def _capability(device: torch.device) -> int:
     return 10 * major + minor
 
 
-def _words(meta: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor:
+def _words(meta: Tensor | None, q: Tensor) -> Tensor:
     """Metadata as the int32 words that the kernel reads; any tensor where the format has none."""
     return q if meta is None else meta.view(torch.int32)
 
 
-def _or(tensor: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor:
+def _or(tensor: Tensor | None, q: Tensor) -> Tensor:
     return q if tensor is None else tensor

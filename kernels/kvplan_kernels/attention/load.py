@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from kvplan_kernels.attention.by_channel import load_channel_scales
+from kvplan_kernels.codecs.convert import round_e4m3
 from kvplan_kernels.codecs.grid_tiles import centre, channels, load_meta
 from kvplan_kernels.codecs.planar_tiles import query_plane
 from kvplan_kernels.codecs.rows import meta_offset, word_offset
@@ -154,24 +155,33 @@ def load_row_meta(META, row, o_token, m_token, T: tl.constexpr, PAGE: tl.constex
 
 
 @triton.jit
-def load_query(p_query, K_SCALE, i_head, K_WORDS, o_word, o_head, K: tl.constexpr, G: tl.constexpr):
+def load_query(
+    p_query, K_SCALE, K_ZERO, i_head, K_WORDS, o_word, o_query, m_column, K: tl.constexpr, MODE: tl.constexpr
+):  # fmt: skip
     """Query rows of one KV head as planes [words, HEADS] in the compute dtype, divided by a power of two.
 
     Returns (planes, per group the sum over its channels [HEADS] of the undivided rows, what the scores must be
-    multiplied by). The power of two makes the conversion of bf16 rows exact and keeps fp16 from overflowing.
+    multiplied by, what static zeros add to all scores [HEADS] where MODE wants it). The power of two makes the
+    conversion of bf16 rows exact and keeps fp16 from overflowing.
     """
     STRIPES: tl.constexpr = K.stripes
     PLANES: tl.constexpr = K.fields_per_word
     GROUPS: tl.constexpr = K.groups
     DTYPE: tl.constexpr = tl.bfloat16 if K.number == "bf16" else tl.float16
-    m_query = (o_word < K.stripe_words)[:, None] & (o_head < G)[None, :]
+    m_query = (o_word < K.stripe_words)[:, None] & m_column[None, :]
     rows = ()
     top = 0.0
+    shift = tl.zeros([o_query.shape[0]], tl.float32)
     for i_stripe in tl.static_range(STRIPES):
         for j in tl.static_range(PLANES):
             o_channel = channels(o_word, i_stripe, j, K)
-            p_row = p_query + o_head[None, :] * K.dim + o_channel[:, None]
+            p_row = p_query + o_query[None, :] * K.dim + o_channel[:, None]
             x = tl.load(p_row, mask=m_query, other=0.0).to(tl.float32)
+            if MODE.shifted and K.has_static_scale and K.asym:
+                o_zero = o_channel * (1 if K.static_items > 1 else 0)
+                o_zero += i_head * K.static_items if K.static_per_head else 0
+                b_zero = tl.load(K_ZERO + o_zero, mask=o_word < K.stripe_words, other=0.0).to(tl.float32)
+                shift += tl.sum(x * b_zero[:, None], 0)
             if K.static_items > 1:
                 p_scale = K_SCALE + (i_head * K.static_items if K.static_per_head else 0) + o_channel
                 x = x * tl.load(p_scale, mask=o_word < K.words, other=0.0).to(tl.float32)[:, None]
@@ -179,7 +189,7 @@ def load_query(p_query, K_SCALE, i_head, K_WORDS, o_word, o_head, K: tl.constexp
             top = tl.maximum(top, tl.max(tl.max(tl.abs(x), 1), 0))
     sums = ()
     for g in tl.static_range(GROUPS):
-        total = tl.zeros([o_head.shape[0]], tl.float32)
+        total = tl.zeros([o_query.shape[0]], tl.float32)
         for i_stripe in tl.static_range(STRIPES):
             for j in tl.static_range(PLANES):
                 if (j * K.field_step + i_stripe * K.stripe_step) // K.group_width == g:
@@ -189,12 +199,20 @@ def load_query(p_query, K_SCALE, i_head, K_WORDS, o_word, o_head, K: tl.constexp
     planes = ()
     for i_stripe in tl.static_range(STRIPES):
         for j in tl.static_range(PLANES):
-            planes = planes + (cast(query_plane(rows, i_stripe * PLANES + j, j, K) * inverse, DTYPE),)
+            x = query_plane(rows, i_stripe * PLANES + j, j, K) * inverse
+            if MODE.fp8:
+                # Below 2, so below the largest e4m3 after this.
+                x = round_e4m3(x * 128.0) * 0.0078125
+            planes = planes + (cast(x, DTYPE),)
     if K.static_items == 1:
-        unit = unit * tl.load(K_SCALE + (i_head if K.static_per_head else 0)).to(tl.float32)
+        b_scale = tl.load(K_SCALE + (i_head if K.static_per_head else 0)).to(tl.float32)
+        unit = unit * b_scale
+        shift -= sums[0] * (b_scale * centre(K))
+    elif K.has_static_scale:
+        shift -= sums[0] * centre(K)
     if K.has_global:
         unit = unit * tl.load(K_SCALE)
-    return planes, sums, unit
+    return planes, sums, unit, shift
 
 
 @triton.jit

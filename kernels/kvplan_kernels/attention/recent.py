@@ -12,11 +12,11 @@ from kvplan_kernels.dialect import cast, dot
 
 
 @triton.jit
-def load_plain_query(p_query, K_RING, o_head, sm_scale, K: tl.constexpr, G: tl.constexpr):
+def load_plain_query(p_query, K_RING, o_query, m_column, sm_scale, K: tl.constexpr):
     """(query [channels, HEADS] in the dtype of the waiting keys, divided by a power of two; factor of its scores)."""
     o_channel = tl.arange(0, triton.next_power_of_2(K.dim))
-    m = (o_channel < K.dim)[:, None] & (o_head < G)[None, :]
-    x = tl.load(p_query + o_head[None, :] * K.dim + o_channel[:, None], mask=m, other=0.0).to(tl.float32)
+    m = (o_channel < K.dim)[:, None] & m_column[None, :]
+    x = tl.load(p_query + o_query[None, :] * K.dim + o_channel[:, None], mask=m, other=0.0).to(tl.float32)
     unit, inverse = power_of_two(tl.max(tl.max(tl.abs(x), 1), 0))
     return cast(x * inverse, K_RING.dtype.element_ty), unit * sm_scale
 

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from kvplan_kernels.attention.variant import PLAIN, Variant
 
+LOG2_E = 1.4426950408889634
+
 Rows = Tensor | Callable[[int], Tensor]
 
 
@@ -70,7 +72,7 @@ def softmax_logits(q: Tensor, k: Tensor, sm_scale: float) -> tuple[Tensor, Tenso
 
 
 def attention_reference(
-    q: Tensor, k: Rows, v: Rows, lengths: Tensor, sm_scale: float, variant: Variant = PLAIN
+    q: Tensor, k: Rows, v: Rows, lengths: Tensor, sm_scale: float, variant: Variant = PLAIN, *, fp8_domain: bool = False
 ) -> Tensor:
     """Attention of the last R rows of each request over its first `lengths[b]` rows of K and V.
 
@@ -79,6 +81,8 @@ def attention_reference(
             position lengths[b] - R + r and sees the rows up to it.
         k, v: `(B, HKV, T, Dk)` and `(B, HKV, T, Dv)`, or functions of the request.
         lengths: integers `(B,)`.
+        fp8_domain: queries and probabilities are rounded to e4m3 where the kernels do it: see `round_queries` and
+            `masked_softmax`.
 
     Returns:
         float64, q's shape with Dv; zeros where a row sees nothing.
@@ -89,12 +93,21 @@ def attention_reference(
         kb, vb = rows_of(k, b), rows_of(v, b)
         out = q.new_zeros((*rows.shape[1:3], vb.shape[-1]), dtype=torch.float64)
         visible = visible_rows(rows.shape[1], length, variant.window, q.device)
+        b_rows = round_queries(rows[b], kb.shape[0]) if fp8_domain else rows[b]
         for head in range(rows.shape[2] if length else 0):
             h = head // _group(rows[:, 0], kb)
-            p = masked_softmax(rows[b, :, head], kb[h, :length], visible, head, sm_scale, variant)
+            p = masked_softmax(b_rows[:, head], kb[h, :length], visible, head, sm_scale, variant, fp8_domain)
             out[:, head] = p @ torch.where(visible.any(0)[:, None], vb[h, :length].double(), 0.0)
         outputs.append(out)
     return torch.stack(outputs).view(*q.shape[:-1], -1)
+
+
+def round_queries(q: Tensor, kv_heads: int) -> Tensor:
+    """Queries `(R, HQ, D)` of one request in e4m3, scaled by a power of two per KV head so that the largest uses the
+    upper half of the range: float64."""
+    rows = q.double().unflatten(1, (kv_heads, -1))
+    scale = 2.0 ** (7 - torch.floor(torch.log2(rows.abs().amax((0, 2, 3), keepdim=True).clamp_min(1e-300))))
+    return _e4m3(rows * scale).div(scale).flatten(1, 2)
 
 
 def visible_rows(num_rows: int, length: int, window: int | None, device: torch.device) -> Tensor:
@@ -105,17 +118,32 @@ def visible_rows(num_rows: int, length: int, window: int | None, device: torch.d
     return visible if window is None else visible & (stored > position - window)
 
 
-def masked_softmax(q: Tensor, k: Tensor, visible: Tensor, head: int, sm_scale: float, variant: Variant) -> Tensor:
+def masked_softmax(
+    q: Tensor, k: Tensor, visible: Tensor, head: int, sm_scale: float, variant: Variant, fp8_domain: bool = False
+) -> Tensor:
     """Softmax in float64 of query head `head`: q `(R, D)`, k `(T, D)`, visible `(R, T)` -> `(R, T)`; rows that see
-    nothing are zeros."""
+    nothing are zeros.
+
+    With `fp8_domain` the exponentials are rounded to e4m3, their sum is not: of base 2, relative to the next whole
+    number above the largest logit and times 256, so that no order of tiles changes the rounding.
+    """
     logits = q.double() @ k.double().T * sm_scale
     if variant.softcap is not None:
         logits = variant.softcap * torch.tanh(logits / variant.softcap)
-    logits = logits.masked_fill(~visible, -torch.inf)
+    logits = (logits * LOG2_E).masked_fill(~visible, -torch.inf)
+    top = torch.ceil(logits.amax(1, keepdim=True)).nan_to_num(neginf=0.0, nan=torch.nan)
+    grown = torch.exp2(logits - top)
+    total = grown.sum(1, keepdim=True)
     if variant.sinks is not None:
-        sink = variant.sinks[head].double().expand(len(logits), 1)
-        return torch.softmax(torch.cat([logits, sink], 1), -1)[:, :-1]
-    return torch.where(visible.any(1)[:, None], torch.softmax(logits, -1), 0.0)
+        total = total + torch.exp2(variant.sinks[head].double() * LOG2_E - top)
+    if fp8_domain:
+        grown = _e4m3(grown * 256) / 256
+    return torch.where(visible.any(1)[:, None], grown / total, 0.0)
+
+
+def _e4m3(x: Tensor) -> Tensor:
+    """The nearest e4m3 values, in float64."""
+    return x.float().to(torch.float8_e4m3fn).double()
 
 
 def format_error(

@@ -6,8 +6,10 @@ import triton.language as tl
 from kvplan_kernels.attention.by_channel import load_shifts, zero_scores
 from kvplan_kernels.attention.load import load_meta_rows, load_scales, load_stripes, word_offsets
 from kvplan_kernels.attention.recent import recent_outputs, recent_scores
+from kvplan_kernels.attention.sight import hide, soften
 from kvplan_kernels.attention.tile import outputs, scores, unpack_stripes
 from kvplan_kernels.attention.work import RECENT_TOKENS
+from kvplan_kernels.codecs.convert import round_e4m3
 
 NO_SCORE = tl.constexpr(-1.0e30)
 # Probabilities are kept times 2**P_SHIFT, so that fp16 does not lose small ones.
@@ -17,8 +19,8 @@ P_SHIFT = tl.constexpr(8.0)
 @triton.jit
 def attend(
     i_tile, m, l, acc, q, q_sum, k_factor, q_plain, plain_factor, K_WORDS, V_WORDS, K_HIGH, V_HIGH, K_META, V_META,
-    K_RING, i_page, i_pair, i_head, k_end, v_end, o_k, o_v, o_kw, o_vw, o_token,
-    K: tl.constexpr, V: tl.constexpr, HKV: tl.constexpr, PAGE: tl.constexpr, BN: tl.constexpr,
+    K_RING, i_page, i_pair, i_head, k_end, v_end, limit, o_k, o_v, o_kw, o_vw, o_token,
+    K: tl.constexpr, V: tl.constexpr, MODE: tl.constexpr, HKV: tl.constexpr, PAGE: tl.constexpr, BN: tl.constexpr,
     K_UNIT: tl.constexpr, V_UNIT: tl.constexpr, NATIVE_FP8: tl.constexpr,
     LATE_KEYS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -26,7 +28,8 @@ def attend(
 
     A tile has several parts of `o_token`'s length where scales serve all tokens of a part (channel/N), else it is one.
     `k_end`, `v_end`: packed tokens of K and V; in a masked tile those from v_end on do not count, and with LATE_KEYS
-    the keys from k_end on wait in K_RING.
+    the keys from k_end on wait in K_RING. `limit`: (first token that any column sees, softcap, shift of the scores,
+    sight), see sight.py.
     """
     PART: tl.constexpr = o_token.shape[0]
     PARTS: tl.constexpr = BN // PART
@@ -37,6 +40,9 @@ def attend(
         at = row + i * PART
         m_k = o_token < k_end - i_token - i * PART
         m_v = o_token < v_end - i_token - i * PART
+        if MODE.windowed:
+            m_k = m_k & (o_token >= limit[0] - i_token - i * PART)
+            m_v = m_v & (o_token >= limit[0] - i_token - i * PART)
         k_words = load_stripes(K_WORDS, K_HIGH, at, o_k, o_kw, o_token, m_k, K, PAGE, MASKED)
         exists = i_token + i * PART < k_end
         k_scales, k_zeros = load_scales(K_META, at, o_token, o_kw, m_k, exists, False, K, PAGE, MASKED)
@@ -58,10 +64,15 @@ def attend(
             if LATE_KEYS:
                 o_late = i_token + i * PART + o_token
                 late = recent_scores(q_plain, plain_factor, K_RING, i_pair, o_late, part[1] & (o_late >= k_end), K)
-                s = tl.where(part[0][:, None], s, late)
+                s = tl.where((o_late < k_end)[:, None], s, late)
+        s = soften(s, limit[1], limit[2], MODE)
+        if MASKED:
             s = tl.where(part[1][:, None], s, NO_SCORE)
+            s = hide(s, i_token + i * PART + o_token, limit[3], NO_SCORE, MODE)
         m_new = tl.maximum(m_new, tl.max(s, 0))
         logits = logits + (s,)
+    if MODE.fp8:
+        m_new = tl.ceil(m_new)
     keep = tl.math.exp2(m - m_new)
     # Eight partial sums per head, so that the loop needs no exchange between threads for l.
     l = l * keep[None, :]
@@ -70,6 +81,8 @@ def attend(
         p = tl.math.exp2(logits[i] - (m_new - P_SHIFT)[None, :])
         l = l + tl.sum(p.reshape(PART // 8, 8, m.shape[0]), 0)
         v = unpack_stripes(part[5], V, NATIVE_FP8)
+        if MODE.fp8:
+            p = round_e4m3(p)
         acc = outputs(v, acc, p, keep, part[6], part[7], part[9], o_token, V, V_UNIT, i == 0)
     return m_new, l, acc
 
@@ -77,8 +90,8 @@ def attend(
 @triton.jit
 def attend_recent(
     i_token, m, l, acc, q, q_sum, k_factor, q_plain, plain_factor, K_WORDS, K_HIGH, K_META, K_RING, V_RING, p_table,
-    i_pair, i_head, k_end, v_end, length, o_kw, o_vw, K: tl.constexpr, V: tl.constexpr, HKV: tl.constexpr,
-    PAGE: tl.constexpr, K_UNIT: tl.constexpr, NATIVE_FP8: tl.constexpr, EARLY_KEYS: tl.constexpr,
+    i_pair, i_head, k_end, v_end, length, limit, o_kw, o_vw, K: tl.constexpr, V: tl.constexpr, MODE: tl.constexpr,
+    HKV: tl.constexpr, PAGE: tl.constexpr, K_UNIT: tl.constexpr, NATIVE_FP8: tl.constexpr, EARLY_KEYS: tl.constexpr,
 ):  # fmt: skip
     """`attend` for RECENT_TOKENS tokens from `i_token` on, of which those from v_end on wait in V_RING and count.
 
@@ -87,6 +100,8 @@ def attend_recent(
     o_token = tl.arange(0, RECENT_TOKENS)
     o_row = i_token + o_token
     m_row = (o_row >= v_end) & (o_row < length)
+    if MODE.windowed:
+        m_row = m_row & (o_row >= limit[0])
     if K.recent:
         s = recent_scores(q_plain, plain_factor, K_RING, i_pair, o_row, m_row & (o_row >= k_end), K)
     if EARLY_KEYS:
@@ -107,7 +122,8 @@ def attend_recent(
             s = tl.where((o_row < k_end)[:, None], early, s)
         else:
             s = early
-    s = tl.where(m_row[:, None], s, NO_SCORE)
+    s = tl.where(m_row[:, None], soften(s, limit[1], limit[2], MODE), NO_SCORE)
+    s = hide(s, o_row, limit[3], NO_SCORE, MODE)
     m_new = tl.maximum(m, tl.max(s, 0))
     p = tl.math.exp2(s - (m_new - P_SHIFT)[None, :])
     keep = tl.math.exp2(m - m_new)

@@ -1,10 +1,10 @@
 """The work list: tiles of all requests in one row, cut into equal ranges, one per program.
 
-Tiles are ordered by request, KV head, tile. Request b owns tiles `HKV * starts[b]` to `HKV * starts[b + 1]`; program i
-of P takes tiles `[i * TT // P, (i + 1) * TT // P)`. In a format with a residual the tiles of a head are first those of
-packed values, BN tokens each, then short ones of values that wait: 16 rows of 16 bit are about as many bytes.
-Everything that depends on lengths stays on the device, so one CUDA graph serves all lengths, and the list is computed
-once per step for all layers.
+Tiles are ordered by request, KV head, block of query columns (mode.py), tile. With H heads times blocks, request b owns
+tiles `H * starts[b]` to `H * starts[b + 1]`; program i of P takes tiles `[i * TT // P, (i + 1) * TT // P)`. In a format
+with a residual the tiles of a head are first those of packed values, BN tokens each, then short ones of values that
+wait: 16 rows of 16 bit are about as many bytes. Everything that depends on lengths stays on the device, so one CUDA
+graph serves all lengths, and the list is computed once per step for all layers.
 """
 
 import torch
@@ -27,9 +27,18 @@ def packed_tiles(length, BN: tl.constexpr, V: tl.constexpr):
 
 
 @triton.jit
-def count_tiles(length, BN: tl.constexpr, V: tl.constexpr):
+def first_tile(length, reach, BN: tl.constexpr, V: tl.constexpr, WINDOWED: tl.constexpr):
+    """First tile of one head that the window of any query reaches, at most the number of packed ones."""
+    if WINDOWED:
+        return tl.minimum(tl.maximum(length - reach, 0) // BN, packed_tiles(length, BN, V))
+    else:
+        return 0
+
+
+@triton.jit
+def count_tiles(length, reach, BN: tl.constexpr, V: tl.constexpr, WINDOWED: tl.constexpr):
     """Tiles of one head in all; the first one of waiting values may begin with packed ones."""
-    tiles = packed_tiles(length, BN, V)
+    tiles = packed_tiles(length, BN, V) - first_tile(length, reach, BN, V, WINDOWED)
     if V.recent:
         packed = packed_tokens(length, V)
         waiting = (length + RECENT_TOKENS - 1) // RECENT_TOKENS - packed // RECENT_TOKENS
@@ -37,15 +46,19 @@ def count_tiles(length, BN: tl.constexpr, V: tl.constexpr):
     return tiles
 
 
-@triton.jit(do_not_specialize=["num_requests"])
-def tile_starts_kernel(LENGTHS, TILE_STARTS, num_requests, V: tl.constexpr, BN: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["num_requests", "reach"])
+def tile_starts_kernel(
+    LENGTHS, TILE_STARTS, num_requests, reach,
+    V: tl.constexpr, BN: tl.constexpr, WINDOWED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Exclusive prefix sum of the tiles of a head: LENGTHS [B] -> TILE_STARTS [B + 1], int32."""
     o_block = tl.arange(0, BLOCK)
     carry = 0
     tl.store(TILE_STARTS, 0)
     for first in range(0, loop_bound(num_requests), BLOCK):
         m_request = first + o_block < num_requests
-        b_tiles = count_tiles(tl.load(LENGTHS + first + o_block, mask=m_request, other=0), BN, V)
+        b_length = tl.load(LENGTHS + first + o_block, mask=m_request, other=0)
+        b_tiles = count_tiles(b_length, reach, BN, V, WINDOWED)
         tl.store(TILE_STARTS + 1 + first + o_block, carry + tl.cumsum(b_tiles, 0), mask=m_request)
         carry += tl.sum(b_tiles, 0)
 
@@ -69,7 +82,11 @@ def find_request(TILE_STARTS, num_requests, tile, BLOCK: tl.constexpr):
 
 
 def tile_starts(
-    lengths: torch.Tensor, block_tokens: int, values: TensorView, out: torch.Tensor | None = None
+    lengths: torch.Tensor,
+    block_tokens: int,
+    values: TensorView,
+    out: torch.Tensor | None = None,
+    reach: int | None = None,
 ) -> torch.Tensor:
     """Tiles before each request.
 
@@ -78,11 +95,15 @@ def tile_starts(
         block_tokens: tokens of a tile.
         values: `layout.view("v")`, whose residual has tiles of its own.
         out: int32 `(B + 1,)`.
+        reach: `window_reach` of the launch: tiles left of every window are left out.
 
     Returns:
         int32 `(B + 1,)` on the device of `lengths`; nothing is copied to the host.
     """
     if out is None:
         out = torch.empty(lengths.shape[0] + 1, dtype=torch.int32, device=lengths.device)
-    tile_starts_kernel[(1,)](lengths, out, lengths.shape[0], V=values, BN=block_tokens, BLOCK=SCAN, num_warps=1)
+    tile_starts_kernel[(1,)](
+        lengths, out, lengths.shape[0], reach or 0,
+        V=values, BN=block_tokens, WINDOWED=reach is not None, BLOCK=SCAN, num_warps=1,
+    )  # fmt: skip
     return out

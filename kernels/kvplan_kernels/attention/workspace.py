@@ -7,29 +7,31 @@ from dataclasses import dataclass
 import torch
 
 from kvplan.units import align_up
+from kvplan_kernels.attention.mode import Mode
 
 # torch's CUDA allocator hands out multiples of this, so the declared size is what the device loses.
 ALLOCATION_BYTES = 512
 
 
-def num_slots(num_programs: int, requests: int, kv_heads: int) -> int:
-    """Partial results at most: a program adds one for each (request, KV head) that it meets."""
-    return num_programs + requests * kv_heads
+def num_slots(num_programs: int, segments: int) -> int:
+    """Partial results at most: a program adds one for each segment that it meets."""
+    return num_programs + segments
 
 
-def _parts(num_programs: int, requests: int, kv_heads: int, group: int, dim_v: int, dim_q: int = 0) -> tuple[int, ...]:
+def _parts(num_programs: int, requests: int, kv_heads: int, mode: Mode, dim_v: int, dim_q: int = 0) -> tuple[int, ...]:
     """Items of 4 bytes: queries, partial outputs, log sums, tile starts."""
-    slots = num_slots(num_programs, requests, kv_heads)
-    return requests * kv_heads * group * dim_q, slots * group * dim_v, slots * group, requests + 1
+    slots = num_slots(num_programs, requests * kv_heads * mode.blocks)
+    queries = requests * kv_heads * mode.rows * mode.group
+    return queries * dim_q, slots * mode.columns * dim_v, slots * mode.columns, requests + 1
 
 
-def workspace_bytes(num_programs: int, requests: int, kv_heads: int, group: int, dim_v: int, dim_q: int = 0) -> int:
+def workspace_bytes(num_programs: int, requests: int, kv_heads: int, mode: Mode, dim_v: int, dim_q: int = 0) -> int:
     """Bytes that `Workspace.allocate` takes from the device; depends on shapes only, not on lengths.
 
     Args:
         dim_q: channels of a query where K is stored rotated, else 0: the queries are then rotated into the workspace.
     """
-    return align_up(4 * sum(_parts(num_programs, requests, kv_heads, group, dim_v, dim_q)), ALLOCATION_BYTES)
+    return align_up(4 * sum(_parts(num_programs, requests, kv_heads, mode, dim_v, dim_q)), ALLOCATION_BYTES)
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,9 @@ class Workspace:
     """Views into one buffer.
 
     Attributes:
-        query: fp32 `(requests, heads, dim_q)`, rotated queries; empty where K is stored as it is.
-        part_out: fp32 `(slots, group, dim_v)`.
-        part_lse: fp32 `(slots, group)`.
+        query: fp32 `(requests, rows, heads, dim_q)`, rotated queries; empty where K is stored as it is.
+        part_out: fp32 `(slots, columns, dim_v)`.
+        part_lse: fp32 `(slots, columns)`.
         tile_starts: int32 `(requests + 1,)`, used when the caller brings no work list.
     """
 
@@ -55,17 +57,17 @@ class Workspace:
 
     @classmethod
     def allocate(
-        cls, num_programs: int, requests: int, kv_heads: int, group: int, dim_v: int, device: torch.device,
+        cls, num_programs: int, requests: int, kv_heads: int, mode: Mode, dim_v: int, device: torch.device,
         dim_q: int = 0,
     ) -> Workspace:  # fmt: skip
-        shape = (num_programs, requests, kv_heads, group, dim_v, dim_q)
+        shape = (num_programs, requests, kv_heads, mode, dim_v, dim_q)
         buffer = torch.empty(workspace_bytes(*shape), dtype=torch.uint8, device=device)
         query, out, lse, starts = buffer[: 4 * sum(_parts(*shape))].split([4 * n for n in _parts(*shape)])
-        slots = num_slots(num_programs, requests, kv_heads)
+        slots = num_slots(num_programs, requests * kv_heads * mode.blocks)
         return cls(
             buffer,
-            query.view(torch.float32).view(requests, kv_heads * group, dim_q),
-            out.view(torch.float32).view(slots, group, dim_v),
-            lse.view(torch.float32).view(slots, group),
+            query.view(torch.float32).view(requests, mode.rows, kv_heads * mode.group, dim_q),
+            out.view(torch.float32).view(slots, mode.columns, dim_v),
+            lse.view(torch.float32).view(slots, mode.columns),
             starts.view(torch.int32),
         )

@@ -43,6 +43,16 @@ def float_bits(q, MANTISSA: tl.constexpr, BIAS: tl.constexpr, SIGN: tl.constexpr
 
 
 @triton.jit
+def round_e4m3(x):
+    """fp32 of magnitude at most 448 -> the nearest e4m3 value, as fp32; NaN stays NaN."""
+    bits = x.to(tl.int32, bitcast=True)
+    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) & -0x100000).to(tl.float32, bitcast=True)
+    # Steps of 2^-9 below 2^-6: adding 1.5 * 2^14 rounds to them.
+    subnormal = (x + 24576.0) - 24576.0
+    return tl.where(tl.abs(x) < 0.015625, subnormal, normal)
+
+
+@triton.jit
 def field_of(words, j: tl.constexpr, BITS: tl.constexpr):
     """Field `j` of planar words (int16) as int32."""
     return (words.to(tl.int32) >> (BITS * j)) & ((1 << BITS) - 1)
