@@ -33,7 +33,7 @@ def _page_size(run: Run, out: Tensor) -> None:
     page = run.case.other_page
     cache = make_cache(run.case, page, str(run.q.device))
     run.writer(write_reference)(cache)
-    config = default_config(cache.layout, page, run.case.group)
+    config = default_config(cache.layout, page, run.case.columns)
     run.check(f"decode with pages of {page}", run.decode(cache, config=config), out.double())
 
 

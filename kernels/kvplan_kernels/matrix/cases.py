@@ -10,6 +10,7 @@ from kvplan.errors import KvplanError
 from kvplan.formats.layout import BoundTensor, Layout
 from kvplan.units import cdiv
 from kvplan_kernels.attention.config import DecodeConfig, default_config
+from kvplan_kernels.attention.mode import block_columns
 from kvplan_kernels.codecs.limits import check_kernel
 from kvplan_kernels.testing import layout_of
 
@@ -35,6 +36,8 @@ AXES: dict[str, tuple] = {
     "dims": ((64, 64), (80, 80), (96, 96), (112, 112), (128, 128), (192, 128), (192, 192), (256, 256), (576, 512)),
     "group": (1, 2, 3, 4, 5, 6, 7, 8, 12, 16),
     "heads": (1, 2),
+    "rows": (1, 2, 4),
+    "variant": ("plain", "window of 1", "window", "window beyond", "softcap", "sinks", "all three"),
     "data": ("normal", "equal", "zeros", "outlier", "overflow", "denormal", "negative", "offset", "ties"),
     "dirt": ("nan", "inf", "stale"),
     "dtype": ("fp16", "bf16"),
@@ -59,6 +62,8 @@ class Case:
         formats: spelling of K, a blank, spelling of V.
         lengths: name of a pattern, see `counts`.
         group: query heads per KV head.
+        rows: query rows of a request, the newest ones.
+        variant: of attention; a `window` leaves whole tiles out, one `beyond` every length changes nothing.
         data: kind of rows, see data.py.
         dirt: what unused bytes hold when the cache is read: NaN, infinities, or rows of an earlier sequence.
         write: in one call, in pieces at odd offsets, token by token at the end, or from a fused (strided) projection.
@@ -74,6 +79,8 @@ class Case:
     dims: tuple[int, int] = (64, 64)
     group: int = 4
     heads: int = 1
+    rows: int = 1
+    variant: str = "plain"
     data: str = "normal"
     dirt: str = "nan"
     dtype: str = "fp16"
@@ -94,7 +101,16 @@ class Case:
 
     @cached_property
     def config(self) -> DecodeConfig:
-        return _config(self.formats, self.dims, self.heads, self.dtype, self.page_size, self.group)
+        return _config(self.formats, self.dims, self.heads, self.dtype, self.page_size, self.columns)
+
+    @property
+    def columns(self) -> int:
+        """Query columns of a block, as the decode launcher cuts them."""
+        return block_columns(self.rows, self.group)
+
+    @property
+    def window(self) -> int | None:
+        return {"window of 1": 1, "window": 5, "window beyond": 100_000, "all three": 5}.get(self.variant)
 
     @property
     def recent(self) -> int:
@@ -141,12 +157,12 @@ class Case:
         rows = len(self.counts) * cdiv(max(self.counts), 16 if any(v.planar for v in views) else 32)
         calls = {"tokens": 3, "pieces": 2}.get(self.write, 1)
         return self.heads * (
-            0.012 * tiles * planes + 0.012 * rows * calls * planes + 0.024 * len(self.counts) * self.group
+            0.012 * tiles * planes + 0.012 * rows * calls * planes + 0.024 * len(self.counts) * self.group * self.rows
         )
 
     def refusal(self) -> str | None:
         """Why there is no such case: the library's own words, or an axis that says nothing for these formats."""
-        refused = _refusal(self.formats, self.dims, self.heads, self.dtype, self.page_size, self.group)
+        refused = _refusal(self.formats, self.dims, self.heads, self.dtype, self.page_size, self.columns)
         if refused:
             return refused
         if self.lengths == "flush edge" and not self.recent:
@@ -174,17 +190,17 @@ def _layout(formats: str, dims: tuple[int, int], heads: int, dtype: str) -> Layo
 
 
 @cache
-def _config(formats: str, dims: tuple[int, int], heads: int, dtype: str, page_size: int, group: int) -> DecodeConfig:
-    return default_config(_layout(formats, dims, heads, dtype), page_size, group)
+def _config(formats: str, dims: tuple[int, int], heads: int, dtype: str, page_size: int, columns: int) -> DecodeConfig:
+    return default_config(_layout(formats, dims, heads, dtype), page_size, columns)
 
 
 @cache
-def _refusal(formats: str, dims: tuple[int, int], heads: int, dtype: str, page_size: int, group: int) -> str | None:
+def _refusal(formats: str, dims: tuple[int, int], heads: int, dtype: str, page_size: int, columns: int) -> str | None:
     try:
         layout = _layout(formats, dims, heads, dtype)
         check_kernel(layout)
         layout.check_page_size(page_size)
-        _config(formats, dims, heads, dtype, page_size, group)
+        _config(formats, dims, heads, dtype, page_size, columns)
     except KvplanError as error:
         return error.message
     return None

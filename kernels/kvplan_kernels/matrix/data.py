@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kvplan.formats.layout import TensorView
+from kvplan_kernels.attention.variant import Variant
 from kvplan_kernels.matrix.cases import Case
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -39,10 +40,20 @@ def make_rows(case: Case, device: str, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def make_queries(case: Case, device: str, seed: int) -> Tensor:
-    """`(B, HQ, Dk)` of the case's dtype."""
+    """`(B, HQ, Dk)` of the case's dtype, `(B, R, HQ, Dk)` with several rows."""
     draw = torch.Generator().manual_seed(seed + 1)
-    q = torch.randn(len(case.counts), case.heads * case.group, case.dims[0], generator=draw)
+    q = torch.randn(len(case.counts), case.rows, case.heads * case.group, case.dims[0], generator=draw)
+    q = q[:, 0] if case.rows == 1 else q
     return (q * FACTORS[case.queries]).to(DTYPES[case.dtype]).to(device)
+
+
+def make_variant(case: Case, device: str, seed: int) -> Variant:
+    sinks = torch.randn(case.heads * case.group, generator=torch.Generator().manual_seed(seed + 2)).to(device)
+    return Variant(
+        window=case.window,
+        softcap=2.0 if case.variant in ("softcap", "all three") else None,
+        sinks=sinks if case.variant in ("sinks", "all three") else None,
+    )
 
 
 def softmax_scale(case: Case, k: Tensor) -> float:

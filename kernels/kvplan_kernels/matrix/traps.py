@@ -71,6 +71,10 @@ def _idle_programs(case: Case) -> bool:
     return 0 < tiles < INTERPRETER_SMS * case.config.ctas_per_sm
 
 
+def _left_of_window(case: Case) -> bool:
+    return bool(case.window) and max(case.counts) >= case.config.block_tokens + case.window + case.rows
+
+
 def _number(name: str) -> Callable[[Case], bool]:
     return lambda case: any(v.number == name and not v.rot for v in _views(case))
 
@@ -131,7 +135,20 @@ TRAPS: dict[str, Trap] = {
     "rows of 8 words": Trap("decode", lambda case: any(v.words == 8 for v in _views(case))),
     **{f"{g} query heads a KV head": Trap("decode", _group(g)) for g in (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)},
     "several KV heads": Trap("decode", lambda case: case.heads > 1),
+    "more query columns than one matrix step": Trap("decode", lambda case: case.rows * case.group > 16),
+    "several query rows, each with its own end": Trap("decode", lambda case: case.rows > 1 and max(case.counts) > 1),
+    "fewer tokens than query rows": Trap("decode", lambda case: 0 < min(case.counts) < case.rows),
     "pages of 48 tokens": Trap("decode", lambda case: case.page_size == 48),
+    # Variants.
+    "window of 1": Trap("decode", lambda case: case.window == 1),
+    "window beyond every length": Trap("decode", lambda case: (case.window or 0) > max(case.counts)),
+    "a tile wholly left of the window": Trap("decode", _left_of_window),
+    "softcap before the mask": Trap("decode", lambda case: case.variant == "all three"),
+    "softcap": Trap("decode", lambda case: case.variant == "softcap"),
+    "sinks counted once over splits": Trap(
+        "decode", lambda case: case.variant == "sinks" and max(case.counts) > case.config.block_tokens
+    ),
+    "sinks of a request without tokens": Trap("decode", lambda case: case.variant == "sinks" and 0 in case.counts),
     # Queries.
     "logits far beyond fp16": Trap("decode", lambda case: case.queries == "sharp"),
     "tiny queries": Trap("decode", lambda case: case.queries == "tiny"),

@@ -23,6 +23,7 @@ LENGTHS = (*AXES["lengths"], "many pages")
 # Kinds of lengths and of writing per shape, and cases per shape: more of the former are more kernels to compile.
 LENGTHS_PER_SHAPE, WRITES_PER_SHAPE, CASES_PER_SHAPE = 4, 2, 12
 HEADS = (1, 2, 3, 8)
+ROWS = (1, 1, 2, 4)
 
 # Pools beyond 2^31 elements, and lengths at which single probabilities fall below fp16.
 HUGE = ("bf16", "int8", "fp8_e4m3:token", "int4:token,asym", "int8:channel/32", "nvfp4", "int3,rot")
@@ -38,10 +39,10 @@ def candidates() -> Iterator[Case]:
         for j, pair in enumerate(dims):
             yield from _of_shape(formats, pair, i + j * 7)
     for formats in HUGE:
-        yield Case(f"{formats} {formats}", "many pages", 128, (128, 128), 4, 8, dtype="bf16", pool="huge")
+        yield Case(f"{formats} {formats}", "many pages", 128, (128, 128), 4, heads=8, dtype="bf16", pool="huge")
     for formats in (*(f"{f} {f}" for f in LONG), *KIVI):
         for queries in ("unit", "tiny"):
-            yield Case(formats, "long", 128, (128, 128), 4, 2, queries=queries, dtype="bf16")
+            yield Case(formats, "long", 128, (128, 128), 4, heads=2, queries=queries, dtype="bf16")
 
 
 def _of_shape(formats: str, dims: tuple[int, int], turn: int) -> Iterator[Case]:
@@ -55,6 +56,8 @@ def _of_shape(formats: str, dims: tuple[int, int], turn: int) -> Iterator[Case]:
             page_size=at(AXES["page_size"], turn),
             group=at(AXES["group"], turn * 3),
             heads=at(HEADS, turn),
+            rows=at(ROWS, turn),
+            variant="plain" if n % 2 else at(AXES["variant"], turn),
             dtype=at(AXES["dtype"], turn),
             lengths=at(LENGTHS, turn + n % LENGTHS_PER_SHAPE),
             write=at(AXES["write"], turn + n % WRITES_PER_SHAPE),
