@@ -91,6 +91,8 @@ class Run:
 
     def check(self, what: str, out: Tensor, want: Tensor) -> None:
         """Hold every request to the tolerance table by itself; an empty one gives zeros."""
+        # The output is fp32: beside a sink far above all logits the exact result is smaller than its smallest number.
+        want = want.float()
         for b, count in enumerate(self.case.counts):
             if count == 0:
                 self.require(not bool(out[b].any()), f"{what}: request {b} of length 0 is not zero")
