@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import os
 import sys
 import time
 from collections import defaultdict
@@ -14,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+
+from kvplan_kernels.matrix.worker import prepare, run_group
 
 if TYPE_CHECKING:
     from kvplan_kernels.matrix.cases import Case
@@ -51,16 +52,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def prepare() -> None:
-    """In this process: the interpreter without a GPU (before Triton is imported), one thread for small tensors."""
-    torch.set_num_threads(1)
-    if not torch.cuda.is_available():
-        os.environ["TRITON_INTERPRET"] = "1"
-        from kvplan_kernels.interpreter import replace_builtins_once
-
-        replace_builtins_once()
-
-
 def run(given: argparse.Namespace) -> Report:
     from kvplan_kernels.matrix.report import Report
 
@@ -94,18 +85,6 @@ def _collect(report: Report, outcomes: list[Outcome], not_run: int) -> None:
     report.not_run += not_run
     for outcome in outcomes:
         report.add(outcome)
-
-
-def run_group(cases: list[Case], seed: int, stop: float) -> tuple[list[Outcome], int]:
-    """Outcomes of cases that share compiled kernels, and how many were not begun; `stop` is a monotonic time."""
-    from kvplan_kernels.matrix.run import run_case
-
-    outcomes = []
-    for case in cases:
-        if time.monotonic() > stop:
-            break
-        outcomes.append(run_case(case, seed=seed))
-    return outcomes, len(cases) - len(outcomes)
 
 
 def chosen_cases(name: str) -> list[Case]:

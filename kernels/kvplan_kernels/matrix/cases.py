@@ -160,20 +160,27 @@ class Case:
             0.012 * tiles * planes + 0.012 * rows * calls * planes + 0.024 * len(self.counts) * self.group * self.rows
         )
 
+    def shape_refusal(self) -> str | None:
+        """Why the library has no kernels of this shape for these formats, in its own words."""
+        return _refusal(self.formats, self.dims, self.heads, self.dtype, self.page_size, self.columns)
+
     def refusal(self) -> str | None:
         """Why there is no such case: the library's own words, or an axis that says nothing for these formats."""
-        refused = _refusal(self.formats, self.dims, self.heads, self.dtype, self.page_size, self.columns)
-        if refused:
-            return refused
+        return self.shape_refusal() or next(iter(self.silent.values()), None)
+
+    @property
+    def silent(self) -> dict[str, str]:
+        """Axes whose value says nothing beside the others, and why."""
+        found = {}
         if self.lengths == "flush edge" and not self.recent:
-            return "a flush edge needs a residual"
+            found["lengths"] = "a flush edge needs a residual"
         if self.calibration == "clip" and not self.has_static:
-            return "only static scales can be calibrated too narrowly"
+            found["calibration"] = "only static scales can be calibrated too narrowly"
         if self.again == "scales" and (not self.layout.view("k").quantised or self.data == "overflow"):
-            return "there are no scales to double, or they are as large as can be"
+            found["again"] = "there are no scales to double, or they are as large as can be"
         if self.data == "overflow" and self.dtype == "fp16":
-            return "fp16 rows cannot overflow a scale"
-        return None
+            found["data"] = "fp16 rows cannot overflow a scale"
+        return found
 
     @property
     def other_page(self) -> int:
