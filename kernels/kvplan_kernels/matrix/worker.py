@@ -1,6 +1,6 @@
 """What a process of the matrix does: prepare itself, then run cases that share compiled kernels.
 
-Imports nothing of Triton before it is prepared, and lies beside `__main__`, whose functions other processes cannot find.
+Imports nothing of Triton before it is prepared. Beside `__main__`, because other processes cannot find its functions.
 """
 
 from __future__ import annotations
