@@ -38,7 +38,7 @@ class Report:
         loop: instructions of the main loop by opcode: the innermost loop with matrix instructions and asynchronous
             copies, else with matrix instructions, else the longest.
         asynchronous_copies: cp.async in the PTX.
-        matrix_instructions: mma in the PTX.
+        matrix_instructions: mma in the PTX, those of warp groups (wgmma, tcgen05) included.
     """
 
     registers: int
@@ -106,7 +106,7 @@ def report(compiled: Any) -> Report:
         spills=sum(op.startswith(("LDL", "STL")) for op in instructions),
         loop=_main_loop(instructions, loops),
         asynchronous_copies=ptx.count("cp.async.c"),
-        matrix_instructions=ptx.count("mma.sync"),
+        matrix_instructions=sum(ptx.count(mma) for mma in ("mma.sync", "wgmma.mma_async", "tcgen05.mma")),
     )
 
 
@@ -134,7 +134,7 @@ def _main_loop(opcodes: list[str], loops: list[tuple[int, int]]) -> dict[str, in
     def has(span: tuple[int, int], opcode: str) -> bool:
         return any(op.startswith(opcode) for op in opcodes[span[0] : span[1] + 1])
 
-    with_matrix = [a for a in loops if has(a, "HMMA")]
+    with_matrix = [a for a in loops if has(a, "HMMA") or has(a, "HGMMA")]
     inner = [a for a in with_matrix if not any(b != a and a[0] <= b[0] and b[1] <= a[1] for b in with_matrix)]
     candidates = [a for a in inner if has(a, "LDGSTS")] or inner or loops
     if not candidates:

@@ -4,6 +4,7 @@ The interpreter has no inline assembly, returns garbage from bfloat16 dots and, 
 a tensor as a loop bound. Kernels branch on INTERPRET, which is fixed when Triton is imported.
 """
 
+import torch
 import triton
 import triton.language as tl
 
@@ -13,6 +14,14 @@ _TRITON_3_4 = triton.__version__.startswith("3.4.")
 
 # Columns of a matrix step: 8, but Triton 3.4 takes no less than 16.
 LEAST_COLUMNS = 16 if _TRITON_3_4 else 8
+
+
+def capability_of(device: torch.device) -> int:
+    """10 * major + minor of a GPU; the interpreter counts as sm_90."""
+    if device.type != "cuda":
+        return 90
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
 
 
 def has_dependent_launch(capability: int) -> bool:

@@ -84,6 +84,19 @@ def relative_error(out: Tensor, ref: Tensor) -> Error:
     return Error(float(diff.norm() / (norm if norm > 0 else 1.0)), float(diff.abs().amax() / (top if top > 0 else 1.0)))
 
 
+def bytes_taken(call: Callable[[], object]) -> int:
+    """Most bytes of GPU memory that `call` asks the allocator for at a time, beyond those held before it.
+
+    Requests are counted, not blocks: the allocator may hand out a larger block that happens to be free.
+    """
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_stats()["requested_bytes.all.current"]
+    call()
+    torch.cuda.synchronize()
+    return int(torch.cuda.memory_stats()["requested_bytes.all.peak"] - before)
+
+
 def differing_bytes(a: Cache, b: Cache) -> dict[str, int]:
     """Bytes that differ between two caches of one layout, by plane; only planes that differ."""
     counts = {name: int((as_bytes(x) != as_bytes(b.planes[name])).sum()) for name, x in a.planes.items()}

@@ -118,7 +118,7 @@ def _parts(t: Tensor, heads: int, model_dtype: str) -> _Parts:
     residual = (Plane(f"{t.role}_recent", (recent,), "residual", capacity=f.recent),) if f.recent else ()
     bound = BoundTensor(
         t.role, spelling, t.dim, f.number, f.granularity, f.group, f.asym, scale, f.recent, f.flush, f.pack,
-        f.row or f.flat, f.rot, f.rope, f.global_scale, f.flat,
+        f.row or f.flat, f.rot, f.rope, f.global_scale, f.flat, t.rope_dim,
     )  # fmt: skip
     return _Parts(bound, tuple(fields), _static_metadata(t.role, f, coded, scale), residual, recipe.page_align)
 

@@ -197,6 +197,10 @@ class Layout:
         """Bytes of one layer that do not grow with tokens: per sequence (residual, state) or per layer (layer)."""
         return sum(p.fixed_bytes(self.heads) for p in self.scoped(scope))
 
+    def dense_bytes(self, num_sequences: int, num_tokens: int) -> int:
+        """Bytes of one layer's rows as dense 16-bit values: the scratch of a prefix hit that dequantises them once."""
+        return num_sequences * num_tokens * self.heads * sum(t.dim for t in self.tensors) * STORAGE_BITS["fp16"] // 8
+
     def scoped(self, scope: str) -> tuple[Plane, ...]:
         return tuple(p for p in self.planes if p.scope == scope)
 

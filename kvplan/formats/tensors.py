@@ -20,6 +20,7 @@ class BoundTensor:
         row: groups run along the rank's whole row instead of one head.
         flat: they even run on into the next tokens.
         rope: storage of the rope part of a latent kept apart, else empty.
+        rope_dim: of the channels, the last ones, are a latent's rope part, wherever they are stored.
         global_scale: storage of one more scale per layer, else empty.
     """
 
@@ -39,6 +40,7 @@ class BoundTensor:
     rope: str = ""
     global_scale: str = ""
     flat: bool = False
+    rope_dim: int = 0
 
     def split(self, tokens: int) -> tuple[int, int]:
         """(packed, recent) tokens after `tokens` rows: which are quantised and which still wait in the residual."""

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvplan.report.terminal import QuietConsole
-from kvplan.validate.report import FormatResult, ValidationReport
+from kvplan.validate.report import Check, Clipping, Drift, FormatResult, PhaseResult, ValidationReport
 
 
 def print_validation(report: ValidationReport, console: QuietConsole | None = None) -> None:
@@ -23,10 +23,16 @@ def print_validation(report: ValidationReport, console: QuietConsole | None = No
             Text(f"read roof {_rate(report.roof.bytes_per_second)}; {_baseline_text(report)}"), soft_wrap=True
         )
     console.print(_summary(report))
-    if report.roof is not None:
+    if any(result.times for result in report.results):
         console.print(_times(report))
+    if any(phase.paths for _, phase in _beside_decode(report)):
+        console.print(_phase_times(report))
     for result in report.results:
         _print_result(console, result)
+    for fmt, reason in r.not_for_model.items():
+        console.print(Text(f"not for this model: {fmt}: {reason}"), soft_wrap=True)
+    if not report.complete:
+        console.print(Text("not complete: --out FILE --resume goes on"), soft_wrap=True)
     for note in report.notes:
         console.print(Text(f"note: {note}"), soft_wrap=True)
 
@@ -57,9 +63,14 @@ def _error_table(result: FormatResult) -> Table:
 
 
 def _checks(result: FormatResult) -> str:
-    if result.status == "error":
-        return "error"
-    return f"{sum(c.passed for c in result.checks)} of {len(result.checks)}"
+    checks = _all_checks(result)
+    if not checks:
+        return result.status
+    return f"{sum(c.passed for c in checks)} of {len(checks)}" + ("" if result.status != "error" else ", error")
+
+
+def _all_checks(result: FormatResult) -> list[Check]:
+    return [*result.checks, *(check for phase in result.phases for check in phase.checks)]
 
 
 def _times(report: ValidationReport) -> Table:
@@ -75,18 +86,60 @@ def _times(report: ValidationReport) -> Table:
     return table
 
 
+def _beside_decode(report: ValidationReport) -> list[tuple[str, PhaseResult]]:
+    """(format, phase) of every phase but decode, which has a table of its own."""
+    return [(r.format, p) for r in report.results for p in r.phases if p.name != "decode"]
+
+
+def _phase_times(report: ValidationReport) -> Table:
+    table = _table("format", "phase", "path", "us")
+    for fmt, phase in _beside_decode(report):
+        for path in phase.paths:
+            table.add_row(*(Text(cell) for cell in (fmt, phase.name, path.name, f"{path.seconds * 1e6:,.1f}")))
+    return table
+
+
 def _print_result(console: QuietConsole, result: FormatResult) -> None:
     console.print(Text(result.format, style="bold"))
     if result.error is not None:
         console.print(Text(f"  error: {result.error}"), soft_wrap=True)
     for check in result.checks:
-        console.print(Text(f"  {'ok ' if check.passed else 'RED'} {check.name}: {check.detail}"), soft_wrap=True)
+        _print_check(console, check)
+    for phase in result.phases:
+        if phase.error is not None:
+            console.print(Text(f"  {phase.name}: {phase.status}: {phase.error}"), soft_wrap=True)
+        for check in phase.checks:
+            _print_check(console, check)
+        for each in phase.path_errors:
+            text = f"  {phase.name}, {each.name}: kernel error {each.kernel:.1e}, output error {each.output:.1e}"
+            console.print(Text(text), soft_wrap=True)
     if result.format_error:
         console.print(_error_table(result))
     for role, share in result.clipped_fraction.items():
-        console.print(Text(f"  {role.upper()} values outside the calibrated range: {share:.4%}"))
+        heads = _heads(result.clipping[role]) if role in result.clipping else ""
+        text = f"  {role.upper()} values outside the calibrated range: {share:.4%}{heads}"
+        console.print(Text(text), soft_wrap=True)
+    if result.drift is not None:
+        _print_drift(console, result.drift)
     for verdict in result.verdicts:
         console.print(Text(f"  {verdict}"), soft_wrap=True)
+
+
+def _print_check(console: QuietConsole, check: Check) -> None:
+    console.print(Text(f"  {'ok ' if check.passed else 'RED'} {check.name}: {check.detail}"), soft_wrap=True)
+
+
+def _print_drift(console: QuietConsole, drift: Drift) -> None:
+    for role, found in drift.clipped.items():
+        text = f"  amplitude doubled after calibration: {role.upper()} values clipped {found.mean:.4%}{_heads(found)}"
+        console.print(Text(text), soft_wrap=True)
+    text = f"  amplitude doubled: output error {drift.output_error_without:.1e} -> {drift.output_error:.1e}"
+    console.print(Text(text), soft_wrap=True)
+
+
+def _heads(found: Clipping) -> str:
+    """The shares of the KV heads."""
+    return f", at most {found.max:.4%} of a head (by head: {' '.join(f'{x:.3%}' for x in found.per_head)})"
 
 
 def _table(*headings: str) -> Table:

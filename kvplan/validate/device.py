@@ -54,3 +54,12 @@ def device_info(device: str) -> DeviceInfo:
         num_sms=properties.multi_processor_count,
         versions=versions,
     )
+
+
+def free_bytes(device: str) -> int | None:
+    """Device memory that is free now; None for the interpreter, which has limits of its own."""
+    if device == "cpu":
+        return None
+    import torch
+
+    return int(torch.cuda.mem_get_info()[0])

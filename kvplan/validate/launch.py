@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,32 +18,39 @@ from kvplan.errors import ExitCode, KvplanError
 from kvplan.specs.load import load_model
 from kvplan.specs.model import ModelSpec
 from kvplan.validate.report import ValidationReport, ValidationRequest
-from kvplan.validate.request import check_memory
 
 Progress = Callable[[str], None]
 
 
 def start(
-    request: ValidationRequest, spec: ModelSpec, source: str, command: str, progress: Progress
+    request: ValidationRequest,
+    spec: ModelSpec,
+    source: str,
+    command: str,
+    progress: Progress,
+    previous: ValidationReport | None = None,
 ) -> Iterator[ValidationReport]:
     """Reports of a validation, one per finished format.
 
     Args:
         source: the name or path that `spec` was loaded from; the child process loads it again.
+        previous: the report to go on with.
     """
     if request.device == "cpu":
-        yield from _in_child(request, source, command, progress)
+        job = {
+            "request": request.model_dump(mode="json"),
+            "source": source,
+            "command": command,
+            "previous": previous.model_dump(mode="json", by_alias=True) if previous else None,
+        }
+        yield from _in_child(job, progress)
         return
-    import torch
-
     from kvplan.validate.run import validate
 
-    check_memory(request, spec, torch.cuda.mem_get_info()[0])
-    yield from validate(request, spec, command, progress)
+    yield from validate(request, spec, command, progress, previous)
 
 
-def _in_child(request: ValidationRequest, source: str, command: str, progress: Progress) -> Iterator[ValidationReport]:
-    job = json.dumps({"request": request.model_dump(), "source": source, "command": command})
+def _in_child(job: dict[str, Any], progress: Progress) -> Iterator[ValidationReport]:
     child = subprocess.Popen(
         [sys.executable, "-m", "kvplan.validate.launch"],
         stdin=subprocess.PIPE,
@@ -52,7 +60,7 @@ def _in_child(request: ValidationRequest, source: str, command: str, progress: P
     )
     assert child.stdin is not None and child.stdout is not None
     try:
-        child.stdin.write(job)
+        child.stdin.write(json.dumps(job))
         child.stdin.close()
         for line in child.stdout:
             event = json.loads(line)
@@ -79,6 +87,8 @@ def main() -> int:
     """The child: reads a job from stdin, prints events."""
     from kvplan.validate.run import validate
 
+    # A Ctrl-C reaches both processes: the parent decides, and ends this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     job = json.load(sys.stdin)
 
     def emit(event: dict[str, object]) -> None:
@@ -87,7 +97,8 @@ def main() -> int:
     try:
         request = ValidationRequest.model_validate(job["request"])
         spec = load_model(job["source"])
-        for report in validate(request, spec, job["command"], lambda text: emit({"progress": text})):
+        previous = ValidationReport.model_validate(job["previous"]) if job["previous"] else None
+        for report in validate(request, spec, job["command"], lambda text: emit({"progress": text}), previous):
             emit({"report": report.model_dump(mode="json", by_alias=True)})
     except KvplanError as error:
         emit({"error": {"message": error.message, "hint": error.hint, "code": int(error.exit_code)}})

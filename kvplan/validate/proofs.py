@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import torch
 from kvplan_kernels.attention.decode import decode
 from kvplan_kernels.attention.reference import attention_reference
+from kvplan_kernels.attention.variant import PLAIN, Variant
 from kvplan_kernels.cache import Cache, allocate
 from kvplan_kernels.codecs.planar import flip_top_bit
 from kvplan_kernels.store.append import append
 from kvplan_kernels.store.reference import read_reference, write_reference
 from kvplan_kernels.store.static import calibrate_cache, double_scales
-from kvplan_kernels.testing import KERNEL, Error, differing_bytes, poison, relative_error
+from kvplan_kernels.testing import KERNEL, Error, Tolerance, as_bytes, differing_bytes, poison, relative_error
 
 from kvplan.formats.layout import Layout
 from kvplan.validate.report import Check
@@ -33,6 +34,7 @@ class Small:
     oracle: Cache
     tensors: Tensors
     sm_scale: float
+    variant: Variant
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,14 @@ class Attention:
 
 
 def small_case(
-    layout: Layout, geometry: Geometry, *, page_size: int, dtype: torch.dtype, device: str, seed: int
+    layout: Layout,
+    geometry: Geometry,
+    *,
+    page_size: int,
+    dtype: torch.dtype,
+    device: str,
+    seed: int,
+    variant: Variant = PLAIN,
 ) -> Small:
     """Two requests over several shuffled pages: a bulk append, then single tokens."""
     tokens = min(geometry.tokens, 2 * page_size + 37)
@@ -60,14 +69,14 @@ def small_case(
     for start, stop in [(0, bulk), *((t, t + 1) for t in range(bulk, tokens))]:
         append(cache, tensors.k[:, start:stop], tensors.v[:, start:stop])
     write_reference(oracle, tensors.k, tensors.v)
-    return Small(cache, oracle, tensors, geometry.k_dim**-0.5)
+    return Small(cache, oracle, tensors, geometry.k_dim**-0.5, variant)
 
 
 def prove(small: Small) -> tuple[Check, ...]:
     """All proofs of one format, in order of depth."""
     before = Attention(_run(small, small.cache), _reference(small, small.cache))
-    _, kernel = _agreement("kernel on a small shuffled cache", before)
-    checks = [_codes(small), kernel]
+    _, kernel = agreement("kernel on a small shuffled cache", before.kernel, before.reference)
+    checks = [_codes(small), kernel, _reused_pages(small)]
     layout, length = small.cache.layout, int(small.cache.lengths[0])
     if layout.view("k").quantised and layout.tensor("k").split(length)[0]:
         checks.append(_doubled_scales(small, before))
@@ -79,35 +88,41 @@ def prove(small: Small) -> tuple[Check, ...]:
     return tuple(checks)
 
 
-def stored_attention(q: torch.Tensor, cache: Cache, sm_scale: float) -> torch.Tensor:
+def stored_attention(
+    q: torch.Tensor, cache: Cache, sm_scale: float, variant: Variant = PLAIN, *, fp8_domain: bool = False
+) -> torch.Tensor:
     """fp64 attention on what the cache holds, dequantised: (B, HQ, Dv)."""
     rows = [lambda b, role=role: read_reference(cache, role, b) for role in ("k", "v")]
-    return attention_reference(q, rows[0], rows[1], cache.lengths, sm_scale)
+    return attention_reference(q, rows[0], rows[1], cache.lengths, sm_scale, variant, fp8_domain=fp8_domain)
 
 
-def kernel_attention(q: torch.Tensor, cache: Cache, sm_scale: float) -> torch.Tensor:
+def kernel_attention(
+    q: torch.Tensor, cache: Cache, sm_scale: float, variant: Variant = PLAIN, *, fp8_domain: bool = False
+) -> torch.Tensor:
     """The fused kernel's output in fp32 over NaN: what is not written shows, and no bf16 rounding hides its error."""
     out = q.new_full((*q.shape[:2], cache.layout.tensor("v").dim), float("nan"), dtype=torch.float32)
-    return decode(q, cache, sm_scale=sm_scale, out=out)
+    return decode(q, cache, sm_scale=sm_scale, variant=variant, fp8_domain=fp8_domain, out=out)
 
 
-def kernel_check(name: str, q: torch.Tensor, cache: Cache, sm_scale: float) -> tuple[Error, Check]:
-    """The kernel against fp64 on the dequantised codes, as figures and as a check."""
-    return _agreement(name, Attention(kernel_attention(q, cache, sm_scale), stored_attention(q, cache, sm_scale)))
-
-
-def _agreement(name: str, found: Attention) -> tuple[Error, Check]:
-    error = relative_error(found.kernel, found.reference)
-    detail = f"relative L2 {error.relative:.1e}, max ratio {error.max_ratio:.1e} against fp64 on the dequantised codes"
-    return error, Check(name=name, passed=KERNEL.accepts(error), detail=detail)
+def agreement(
+    name: str,
+    kernel: torch.Tensor,
+    reference: torch.Tensor,
+    what: str = "fp64 on the dequantised codes",
+    tolerance: Tolerance = KERNEL,
+) -> tuple[Error, Check]:
+    """A kernel's output against its reference, by the one table of tolerances."""
+    error = relative_error(kernel, reference)
+    detail = f"relative L2 {error.relative:.1e}, max ratio {error.max_ratio:.1e} against {what}"
+    return error, Check(name=name, passed=tolerance.accepts(error), detail=detail)
 
 
 def _reference(small: Small, cache: Cache) -> torch.Tensor:
-    return stored_attention(small.tensors.q, cache, small.sm_scale)
+    return stored_attention(small.tensors.q, cache, small.sm_scale, small.variant)
 
 
 def _run(small: Small, cache: Cache) -> torch.Tensor:
-    return kernel_attention(small.tensors.q, cache, small.sm_scale)
+    return kernel_attention(small.tensors.q, cache, small.sm_scale, small.variant)
 
 
 def _codes(small: Small) -> Check:
@@ -115,6 +130,31 @@ def _codes(small: Small) -> Check:
     wrong = sum(differing_bytes(small.cache, small.oracle).values())
     detail = f"{wrong} of {small.cache.nbytes:,} bytes differ"
     return Check(name="codes bit-exact", passed=wrong == 0, detail=detail)
+
+
+def _reused_pages(small: Small) -> Check:
+    """Shorter sequences in the pages of ended ones must be attended to as in a fresh cache, bit for bit."""
+    reused, fresh = _emptied(small.cache), _emptied(small.cache)
+    for plane in fresh.layout.planes:
+        if plane.scope != "layer":
+            # Every 16-bit and 8-bit float of these bytes is not a number: one that is read shows.
+            as_bytes(fresh.planes[plane.name]).fill_(0xFF)
+    tokens = max(small.tensors.k.shape[1] * 2 // 3, 1)
+    # The other request's rows: what lay there before is of another content, and longer.
+    k, v = (x.flip(0)[:, :tokens] for x in (small.tensors.k, small.tensors.v))
+    for cache in (reused, fresh):
+        append(cache, k, v)
+    got, want = _run(small, reused), _run(small, fresh)
+    differ = int((got != want).sum())
+    detail = f"{differ} of {want.numel():,} outputs differ from those of a fresh cache"
+    return Check(name="reused pages", passed=differ == 0, detail=detail)
+
+
+def _emptied(cache: Cache) -> Cache:
+    """A copy whose sequences have ended: planes as they are, lengths zero."""
+    copy = cache.clone()
+    copy.lengths = torch.zeros_like(cache.lengths)
+    return copy
 
 
 def _doubled_scales(small: Small, before: Attention) -> Check:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from kvplan.stored import StoredReport
 
 NOT_MEASURED = "end-to-end throughput: not measured here"
+CLIPPED_FLAG = 0.001
+"""Share of clipped values from which a static format is flagged: its calibration no longer fits what it stores."""
+
+PhaseName = Literal["decode", "prefill", "prefix", "append"]
+PHASES: tuple[PhaseName, ...] = get_args(PhaseName)
 
 
 class _Data(BaseModel):
@@ -33,6 +38,12 @@ class ValidationRequest(_Data):
     """Dtype of the original tensors and of the 16-bit baselines."""
     tensors_file: str | None = None
     """Capture file that format errors are measured on; null for the synthetic tensors."""
+    phases: tuple[PhaseName, ...] = ("decode",)
+    """What is run on each format's cache, in this order."""
+    not_for_model: dict[str, str] = {}
+    """Formats of `--kv all` that this model's geometry has no kernel for, with the reason."""
+    notes: tuple[str, ...] = ()
+    """What was made smaller than usual, and why."""
 
 
 class DeviceInfo(_Data):
@@ -103,31 +114,115 @@ class Times(_Data):
     config: str
 
 
+Status = Literal["ok", "failed", "error", "not run"]
+
+
+class PathTime(_Data):
+    """One way of doing the same work, timed."""
+
+    name: str
+    """fused, unfused, ...: the verdict of the phase puts them side by side."""
+    seconds: float
+    spread: float
+    """(max - min) / median of the samples."""
+
+
+class PathError(_Data):
+    """Error of one way of computing the same attention."""
+
+    name: str
+    kernel: float
+    """||o - ref|| / ||ref|| against fp64 that rounds where this path rounds."""
+    output: float
+    """||o - ref|| / ||ref|| against fp64 on the original tensors: format and arithmetic together."""
+
+
+class PhaseResult(_Data):
+    """One phase of one format: what ran, whether it was right, what it cost. Every phase has this shape."""
+
+    name: PhaseName
+    """Which phase."""
+    status: Status
+    """ok: all checks green; failed: a check is red (then there are no times); error: it could not run; not run: the
+    device was lost before."""
+    error: str | None = None
+    """Why it could not run, one line."""
+    checks: tuple[Check, ...] = ()
+    """Of this phase's kernel at the validated shape."""
+    kernel_error: float | None = None
+    """||o - ref|| / ||ref|| of the kernel against fp64 on what the cache holds; null where a phase computes no
+    attention."""
+    kernel_max_ratio: float | None = None
+    """max |o - ref| / max |ref| of the same."""
+    paths: tuple[PathTime, ...] = ()
+    """Seconds for one layer, the phase's own path first."""
+    path_errors: tuple[PathError, ...] = ()
+    """Where a format may be computed in more than one number type."""
+    verdict: str = ""
+    """One sentence about this phase only."""
+
+    def seconds(self, path: str) -> float | None:
+        """Time of one of the paths."""
+        return next((p.seconds for p in self.paths if p.name == path), None)
+
+
+class Clipping(_Data):
+    """Values of K or V outside the calibrated range, per KV head of the layer that runs."""
+
+    per_head: tuple[float, ...]
+    """Share of each KV head's values."""
+    mean: float
+    """Share of all values."""
+    max: float
+    """The worst head's share."""
+
+
+class Drift(_Data):
+    """A static format fed with rows whose amplitude doubles after the calibrated half."""
+
+    clipped: dict[str, Clipping]
+    """k, v: of the rows after the calibrated half."""
+    output_error: float
+    """||o - ref|| / ||ref|| against fp64 on the originals, with the drift."""
+    output_error_without: float
+    """The same rows and scales, amplitude unchanged."""
+    flagged: bool
+    """A head clips more than 0.1% of its values."""
+
+
 class FormatResult(_Data):
-    """One format, proved and timed."""
+    """One format: its cache proved, its phases run."""
 
     format: str
-    status: Literal["ok", "failed", "error"]
-    """ok: all checks green; failed: a check is red (then there are no times); error: it could not run."""
+    status: Status
+    """ok: all checks green; failed: a check is red; error: the cache or a phase could not run; not run: the device was
+    lost before."""
     error: str | None = None
     checks: tuple[Check, ...] = ()
+    """Of the cache: codes, bytes, scales and codes obeyed."""
+    phases: tuple[PhaseResult, ...] = ()
     cache_bytes: int | None = None
     """layers x bytes of the tensors' storages."""
     planned_bytes: int | None = None
     """The plan's allocated + constant bytes."""
     kernel_error: float | None = None
-    """||o - ref|| / ||ref|| of the kernel against fp64 on the dequantised codes."""
+    """||o - ref|| / ||ref|| of decode attention against fp64 on the dequantised codes."""
     kernel_max_ratio: float | None = None
     """max |o - ref| / max |ref| of the same."""
     format_error: dict[str, FormatError] = {}
     """k_only, v_only, both."""
     clipped_fraction: dict[str, float] = {}
     """Share of K and V values outside the static scales' range; calibrated on the first request."""
+    clipping: dict[str, Clipping] = {}
+    """The same per KV head."""
+    drift: Drift | None = None
+    """Static formats only."""
     times: Times | None = None
+    """Decode in terms of the read roof."""
     capacity_gain: float | None = None
     """16-bit allocated bytes divided by this format's."""
     verdicts: tuple[str, ...] = ()
-    """Capacity, attention latency, end-to-end throughput: three sentences, never mixed."""
+    """Capacity, one sentence per phase, end-to-end throughput: never mixed."""
 
 
 class Baselines(_Data):
@@ -155,7 +250,7 @@ class ValidationReport(StoredReport):
     baselines: Baselines = Baselines()
     results: tuple[FormatResult, ...] = ()
     complete: bool = False
-    """False while formats are still to come (or the run was interrupted)."""
+    """False while formats are still to come, or the run was interrupted, or the device was lost."""
     notes: tuple[str, ...] = ()
 
     @property

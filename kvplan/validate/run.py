@@ -6,50 +6,92 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-import torch
-
-from kvplan.errors import KvplanError
 from kvplan.specs.model import ModelSpec
 from kvplan.validate import measure
 from kvplan.validate.captured import load
 from kvplan.validate.device import device_info
+from kvplan.validate.failures import LOST, usable
 from kvplan.validate.format import validate_format
 from kvplan.validate.report import Baselines, FormatResult, Roof, ValidationReport, ValidationRequest
-from kvplan.validate.session import DTYPES, Progress, Session
+from kvplan.validate.session import DTYPES, Progress, Session, variant_of
 from kvplan.validate.subject import choose_group, geometry
 from kvplan.validate.tensors import LABEL, make_tensors
 
+NO_SPEED = "speed: not measured (Triton's interpreter checks correctness only)"
+
 
 def validate(
-    request: ValidationRequest, spec: ModelSpec, command: str, progress: Progress = lambda _: None
+    request: ValidationRequest,
+    spec: ModelSpec,
+    command: str,
+    progress: Progress = lambda _: None,
+    previous: ValidationReport | None = None,
 ) -> Iterator[ValidationReport]:
-    """Run every format of the request; yields the report so far after each, the last one complete."""
+    """Run every format of the request; yields the report so far after each, the last one complete.
+
+    Args:
+        previous: an unfinished report of the same request on the same device: its results and baselines are kept.
+    """
     group = choose_group(spec)
     shape = geometry(group, request.context, request.batch)
     progress("making tensors")
     tensors = make_tensors(shape, seed=request.seed, dtype=DTYPES[request.dtype], device=request.device)
     captured = load(Path(request.tensors_file), group) if request.tensors_file else None
-    run = Session(request, spec, group, shape, tensors, progress, captured)
-    if run.timed:
-        _measure_baselines(run)
-    report = ValidationReport(
-        command=command,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        request=request,
-        device=device_info(request.device),
-        tensors=f"{LABEL}; {captured.label}" if captured else LABEL,
-        layer_group=group.name,
-        layers=len(spec.positions(group)),
-        roof=run.roof,
-        notes=() if run.timed else ("speed: not measured (Triton's interpreter checks correctness only)",),
-    )
-    for i, fmt in enumerate(request.formats):
-        progress(f"{fmt}: writing and proving ({i + 1} of {len(request.formats)})")
-        result = _guarded(run, fmt)
-        done = i + 1 == len(request.formats)
-        results = (*report.results, result)
-        report = report.model_copy(update={"results": results, "baselines": run.baselines, "complete": done})
+    variant = variant_of(group, request.seed, request.device)
+    run = Session(request, spec, group, shape, tensors, progress, captured, variant)
+    if previous is not None:
+        report = _resumed(run, previous)
+    else:
+        if run.timed:
+            _measure_baselines(run)
+        report = ValidationReport(
+            command=command,
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            request=request,
+            device=device_info(request.device),
+            tensors=f"{LABEL}; {captured.label}" if captured else LABEL,
+            layer_group=group.name,
+            layers=len(spec.positions(group)),
+            roof=run.roof,
+            notes=tuple(_notes(run)),
+        )
+    todo = [fmt for fmt in request.formats if fmt not in {r.format for r in report.results}]
+    for i, fmt in enumerate(todo):
+        progress(f"{fmt}: writing and proving ({i + 1} of {len(todo)})")
+        results = [*report.results, validate_format(run, fmt)]
+        if run.lost:
+            results += [FormatResult(format=rest, status="not run", error=LOST) for rest in todo[i + 1 :]]
+        elif run.timed:
+            usable(request.device)
+        done = i + 1 == len(todo) and not run.lost
+        report = report.model_copy(update={"results": tuple(results), "baselines": run.baselines, "complete": done})
         yield report
+        if run.lost:
+            return
+
+
+def _notes(run: Session) -> Iterator[str]:
+    """What a reader must know to read the figures."""
+    yield from run.request.notes
+    group, tokens = run.group, run.geometry.tokens
+    if tokens < run.request.context:
+        yield f"layers {group.name} keep at most {group.retain.rows:,} rows: {tokens:,} cached tokens per request"
+    if run.beyond_torch:
+        yield "format errors, and torch's attention where it is timed, are without the model's softcap and sinks"
+    if not run.timed:
+        yield NO_SPEED
+
+
+def _resumed(run: Session, previous: ValidationReport) -> ValidationReport:
+    """The report so far, without what the loss of the device kept from running."""
+    kept = tuple(r for r in previous.results if r.status != "not run")
+    run.roof, run.baselines = previous.roof, previous.baselines
+    for result in kept:
+        if result.format == run.request.dtype:
+            run.native = {phase.name: phase for phase in result.phases}
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    note = f"resumed {now} after {len(kept)} formats; roof and 16-bit baselines are those of the first run"
+    return previous.model_copy(update={"results": kept, "notes": (*previous.notes, note)})
 
 
 def _measure_baselines(run: Session) -> None:
@@ -68,17 +110,3 @@ def _measure_baselines(run: Session) -> None:
     run.baselines = Baselines(
         torch_sdpa_seconds=seconds, best_seconds=seconds, best="torch scaled_dot_product_attention"
     )
-
-
-def _guarded(run: Session, fmt: str) -> FormatResult:
-    """One format; whatever goes wrong in it (a compiler error, out of memory) is its result, and the others go on."""
-    try:
-        return validate_format(run, fmt)
-    except KvplanError as error:
-        return FormatResult(format=fmt, status="error", error=f"{error.message} ({error.hint})")
-    except Exception as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return FormatResult(format=fmt, status="error", error=f"{type(error).__name__}: {first}")
-    finally:
-        if run.timed:
-            torch.cuda.empty_cache()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from kvplan_kernels.attention.variant import Variant
 
 from kvplan.formats.grammar import parse_any
 from kvplan.formats.grid import Tensor, bind
@@ -27,8 +29,8 @@ def verdicts(case: proofs.Small) -> dict[str, bool]:
 
 @pytest.mark.parametrize(
     ("fmt", "proofs"),
-    [("bf16", 3), ("int8", 4), ("int8:head", 4), ("fp8_e4m3:token", 4), ("int4:channel/16,asym", 5),
-     ("int8,recent=80", 3), ("nvfp4", 4), ("mxfp8", 4), ("int3,rot", 4)],
+    [("bf16", 4), ("int8", 5), ("int8:head", 5), ("fp8_e4m3:token", 5), ("int4:channel/16,asym", 6),
+     ("int8,recent=80", 4), ("nvfp4", 5), ("mxfp8", 5), ("int3,rot", 5)],
 )  # fmt: skip
 def test_sound_kernels_pass(fmt: str, proofs: int) -> None:
     found = verdicts(small(fmt))
@@ -67,6 +69,28 @@ def test_a_kernel_that_forgets_waiting_rows_is_caught(monkeypatch: pytest.Monkey
     monkeypatch.setattr(proofs, "decode", forgets)
     found = verdicts(case)
     assert not found["kernel on a small shuffled cache"] and not found["one flipped recent V value obeyed"]
+
+
+def test_a_kernel_that_forgets_the_variant_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    variant = Variant(window=40, softcap=4.0, sinks=torch.linspace(-1, 1, 4, device=DEVICE))
+    case, real = replace(small(), variant=variant), proofs.decode
+    assert all(verdicts(case).values())
+    monkeypatch.setattr(proofs, "decode", lambda q, cache, *, variant, **kw: real(q, cache, **kw))
+    assert not verdicts(case)["kernel on a small shuffled cache"]
+
+
+def test_a_kernel_that_reads_beyond_a_length_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full cache has no row behind the last one: only reused pages show it."""
+    case, real = small(), proofs.decode
+
+    def reads_one_more(q: Any, cache: Any, **kw: Any) -> Any:
+        longer = cache.clone()
+        longer.lengths = (cache.lengths + 1).clamp(max=70)
+        return real(q, longer, **kw)
+
+    monkeypatch.setattr(proofs, "decode", reads_one_more)
+    found = verdicts(case)
+    assert not found["reused pages"] and found["kernel on a small shuffled cache"]
 
 
 def test_one_wrong_byte_is_caught() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from kvplan_kernels.attention.reference import attention_reference
-from kvplan_kernels.attention.unfused import dense_decode, dequantise, scratch_bytes, unfused_decode
+from kvplan_kernels.attention.unfused import dense_decode, dequantise, unfused_decode
 from kvplan_kernels.cache import Cache, allocate
 from kvplan_kernels.store.reference import read_reference, write_reference
 from kvplan_kernels.store.static import calibrate_cache
@@ -87,7 +87,7 @@ def test_grouped_queries_equal_torchs_own_grouping() -> None:
 def test_scratch_bytes_are_what_the_path_allocates() -> None:
     cache = filled("int8")
     k, v = (torch.empty(3, HEADS, TOKENS, d, dtype=torch.float16) for d in (96, 64))
-    assert scratch_bytes(cache.layout, 3, TOKENS) == k.nbytes + v.nbytes
+    assert cache.layout.dense_bytes(3, TOKENS) == k.nbytes + v.nbytes
 
 
 def test_refusals() -> None:

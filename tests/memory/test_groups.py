@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from kvplan.errors import UsageError
+from kvplan.formats.grammar import parse_kv
 from kvplan.memory.figures import check_page_size, default_page_size, kv_figures
 from kvplan.memory.groups import CacheFormats, cache_groups, roles
+from kvplan.memory.scratch import prefix_scratch
 from kvplan.specs.load import load_model
 from kvplan.specs.model import ModelSpec
 
@@ -153,3 +155,20 @@ def test_page_sizes() -> None:
     with pytest.raises(UsageError) as refused:
         check_page_size(groups, 100)
     assert "96 or 144" in refused.value.hint
+
+
+def test_a_prefix_hit_s_scratch_is_the_largest_quantised_layer_in_16_bit() -> None:
+    full = {**ATTENTION, "name": "full", "layers": [0, 1]}
+    windowed = {**ATTENTION, "name": "windowed", "kv_heads": 16, "layers": [2, 3], "retain": {"window": 100}}
+    spec = model(4, full, windowed)
+    int8 = parse_kv("int8")
+    formats = CacheFormats(int8, int8, int8, int8)
+    groups = cache_groups(spec, formats)
+    for tokens, want in ((50, 50 * 16 * 512), (1000, 1000 * 8 * 512)):
+        term = prefix_scratch(groups, tokens)
+        assert term is not None and term.nbytes == want
+    halved = prefix_scratch(cache_groups(spec, formats, 2), 1000, sequences=3)
+    assert halved is not None and halved.nbytes == 3 * 1000 * 4 * 512
+    assert prefix_scratch(cache_groups(spec, CacheFormats.native(spec)), 1000) is None
+    deepseek = load_model("deepseek-v3")
+    assert prefix_scratch(cache_groups(deepseek, CacheFormats.native(deepseek)), 1000) is None

@@ -35,6 +35,8 @@ def test_all_checks_are_green(run: dict[str, Any]) -> None:
         names = {c.name for c in result.checks}
         assert {"codes bit-exact", "bytes allocated = bytes planned", "one flipped V code obeyed"} <= names
         assert ("doubled K scales obeyed" in names) == (result.format != "bf16")
+        assert [p.name for p in result.phases] == ["decode"] and result.phases[0].status == "ok"
+        assert result.kernel_error == result.phases[0].kernel_error
         assert result.kernel_error is not None and 0 < result.kernel_error < 2e-3
         assert result.cache_bytes == result.planned_bytes
 
@@ -46,7 +48,12 @@ def test_kivi_and_scales_by_channel_pass_all_proofs(capsys: pytest.CaptureFixtur
     assert main(argv) == ExitCode.OK
     report = ValidationReport.model_validate_json(capsys.readouterr().out)
     kivi = report.results[1]
-    assert report.passed and kivi.format == "kivi4/16,recent=32" and len(kivi.checks) == 7
+    assert (
+        report.passed
+        and kivi.format == "kivi4/16,recent=32"
+        and len(kivi.checks) == 7
+        and len(kivi.phases[0].checks) == 1
+    )
     assert "one flipped recent V value obeyed" in {c.name for c in kivi.checks}
     # 30 layers, 3 heads: a page of 128 tokens with codes and metadata, and 32 rows of K and V that wait in 16 bit.
     assert kivi.cache_bytes == 30 * 3 * (128 * (2 * 32 + 2 * 16) + 2 * 32 * 64 * 2)
@@ -65,12 +72,26 @@ def test_kernel_error_and_format_error_are_apart(run: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+def test_fp8_shows_both_ways_of_computing(run: dict[str, Any]) -> None:
+    for result in run["report"]["results"]:
+        errors = {e["name"]: e for e in result["phases"][0]["path_errors"]}
+        if not result["format"].startswith("fp8_e4m3"):
+            assert not errors
+            continue
+        assert set(errors) == {"16-bit compute", "fp8 domain"}
+        assert errors["16-bit compute"]["kernel"] == result["kernel_error"]
+        # Rounding queries and probabilities costs something, and it is not the kernel's own error.
+        assert errors["fp8 domain"]["output"] > errors["16-bit compute"]["output"] > errors["fp8 domain"]["kernel"]
+
+
+@pytest.mark.slow
 def test_no_speed_on_the_cpu(run: dict[str, Any]) -> None:
     report = run["report"]
     assert report["roof"] is None and all(r["times"] is None for r in report["results"])
     assert any("speed: not measured" in note for note in report["notes"])
     for result in report["results"]:
-        capacity, latency, throughput = result["verdicts"]
+        capacity, latency, *warnings, throughput = result["verdicts"]
+        assert all(w.startswith("warning: ") for w in warnings)
         assert capacity.startswith("capacity:") and latency == "attention latency: not measured here"
         assert throughput == "end-to-end throughput: not measured here"
     assert "do not rank quality" in report["tensors"]
@@ -80,7 +101,12 @@ def test_no_speed_on_the_cpu(run: dict[str, Any]) -> None:
 def test_static_formats_count_clipped_values(run: dict[str, Any]) -> None:
     by_format = {r["format"]: r for r in run["report"]["results"]}
     assert set(by_format["int8:head"]["clipped_fraction"]) == {"k", "v"}
-    assert by_format["int8"]["clipped_fraction"] == {}
+    assert by_format["int8"]["clipped_fraction"] == {} and by_format["int8"]["drift"] is None
+    clipping = by_format["int8:head"]["clipping"]["k"]
+    assert len(clipping["per_head"]) == 3 and clipping["max"] == max(clipping["per_head"])
+    drift = by_format["int8:head"]["drift"]
+    assert drift["flagged"] and drift["output_error"] > drift["output_error_without"]
+    assert any("rows that double after calibration" in v for v in by_format["int8:head"]["verdicts"])
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +151,9 @@ def test_bad_input(
 def test_finished_formats_survive_an_interruption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(request: Any, spec: Any, source: str, command: str, progress: Any) -> Iterator[ValidationReport]:
+    def interrupted(
+        request: Any, spec: Any, source: str, command: str, progress: Any, previous: Any
+    ) -> Iterator[ValidationReport]:
         first = {"format": request.formats[0], "status": "ok"}
         yield ValidationReport.model_validate(
             {

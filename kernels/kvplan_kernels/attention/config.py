@@ -15,6 +15,7 @@ import torch
 
 from kvplan.errors import UnsupportedError
 from kvplan.formats.layout import Layout
+from kvplan_kernels.attention.mode import FEW_COLUMNS
 from kvplan_kernels.dialect import LEAST_COLUMNS
 
 # Shared memory of one SM that programs may fill, bytes: 228 KiB on sm_90 less 1 KiB kept per program.
@@ -93,9 +94,9 @@ def default_config(layout: Layout, page_size: int, columns: int) -> DecodeConfig
     dim = max(1 << (layout.view(role).dim - 1).bit_length() for role in ("k", "v"))
     # The same bytes per tile at every head dimension.
     tokens = min(128, max(32, config.block_tokens * TABLE_DIM // dim))
-    if columns > 16:
-        # The accumulators of 64 columns and 128 channels are 64 registers of four warps.
-        warps, ctas = 4, 2
+    if columns > FEW_COLUMNS:
+        # Scores and accumulators of 64 columns and 128 channels are some 80 registers of four warps.
+        warps, ctas, tokens = (4, 2, 32) if dim <= TABLE_DIM else (8, 1, 32)
     elif (dim > TABLE_DIM or max(LEAST_COLUMNS, columns) > 8) and warps == 1:
         # Longer rows or more heads need more registers for queries and outputs than one warp has.
         warps = 2

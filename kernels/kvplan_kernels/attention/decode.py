@@ -21,7 +21,7 @@ from kvplan_kernels.attention.workspace import Workspace
 from kvplan_kernels.cache import Cache
 from kvplan_kernels.codecs.grid_tiles import unit_log2
 from kvplan_kernels.codecs.rotation import rotate
-from kvplan_kernels.dialect import LEAST_COLUMNS, has_dependent_launch
+from kvplan_kernels.dialect import LEAST_COLUMNS, capability_of, has_dependent_launch
 
 
 def decode_constants(
@@ -108,7 +108,7 @@ def decode(
     reach = window_reach(mode.rows, variant.window, mode.own)
     if work is None:
         work = tile_starts(cache.lengths, config.block_tokens, v, workspace.tile_starts, reach)
-    constants = decode_constants(layout, cache.page_size, mode, config, _capability(q.device))
+    constants = decode_constants(layout, cache.page_size, mode, config, capability_of(q.device))
     scale = (k.dim**-0.5 if sm_scale is None else sm_scale) * LOG2_E
     decode_kernel[(programs,)](
         rotate(q, workspace.query.view(q.shape)) if k.rot else q,
@@ -171,13 +171,6 @@ def make_workspace(q: Tensor, cache: Cache, config: DecodeConfig | None = None) 
     return Workspace.allocate(
         config.num_programs(q.device), q.shape[0], layout.heads, mode, layout.view("v").dim, q.device, turned
     )
-
-
-def _capability(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 90
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
 
 
 def _words(meta: Tensor | None, q: Tensor) -> Tensor:

@@ -90,6 +90,8 @@ def decode_kernel(
     V_STRIPES: tl.constexpr = V.stripes
     K_GROUPS: tl.constexpr = K.groups
     WAITING: tl.constexpr = K.recent + V.recent > 0
+    # The few tiles that not all rows see whole: part by part where scales serve a part, so that the code stays small.
+    STEP: tl.constexpr = PART if WAITING else BN
     SEGMENTS: tl.constexpr = HKV * MODE.blocks
     COLUMNS: tl.constexpr = MODE.columns
     i_program = tl.program_id(0)
@@ -162,8 +164,6 @@ def decode_kernel(
         if K.recent:
             q_plain, plain_factor = load_plain_query(p_query, K_RING, o_query, m_column, sm_scale, K)
         if WAITING or MODE.edges:
-            # Part by part where scales serve a part: they are few, and the code stays small.
-            STEP: tl.constexpr = PART if WAITING else BN
             i_full = full * (BN // STEP)
             n_left = (left - first) * (BN // STEP)
             n_right = tl.maximum(tl.minimum(packed * (BN // STEP), (v_end + STEP - 1) // STEP) - i_full, 0)

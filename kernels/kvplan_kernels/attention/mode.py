@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Columns of a block: the accumulators of more would not fit the registers of four warps.
-MAX_COLUMNS = 64
+# Columns of a block where there are few and where there are many: the first fit one or two warps, 32 would spill there
+# and cost four warps as much as 64 do.
+FEW_COLUMNS, MANY_COLUMNS = 16, 64
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,8 @@ class Mode:
 
 def block_columns(rows: int, group: int) -> int:
     """Columns of a block: whole rows where they fit, all blocks but the last full."""
-    wanted = min(rows * group, MAX_COLUMNS)
+    total = rows * group
+    wanted = min(total, FEW_COLUMNS if total <= 2 * FEW_COLUMNS else MANY_COLUMNS)
     return wanted - wanted % group if rows > 1 and group <= wanted else wanted
 
 

@@ -1,7 +1,7 @@
 """The unfused baseline: dequantise every page in use to a dense 16-bit copy in memory, then torch's attention on it.
 
 Loads codes and scales through the page table and waiting rows from the residual, stores `(B, HKV, T, D)`. It exists so
-that the benefit of fusion is measured; its scratch memory is `scratch_bytes`.
+that the benefit of fusion is measured; its scratch memory is `Layout.dense_bytes`.
 """
 
 from __future__ import annotations
@@ -171,12 +171,6 @@ def _value(
         if L.asym:
             x = x + to_fp32(tl.load(p_zero + o_static, mask=m_channel, other=0.0))[None, :]
     return x
-
-
-def scratch_bytes(layout: Layout, num_sequences: int, num_tokens: int, element_bytes: int = 2) -> int:
-    """Bytes of the dense copy of K and V that the unfused path writes and reads back."""
-    channels = layout.tensor("k").dim + layout.tensor("v").dim
-    return num_sequences * layout.heads * num_tokens * channels * element_bytes
 
 
 def dequantise(cache: Cache, k_out: Tensor, v_out: Tensor) -> None:

@@ -113,6 +113,13 @@ def grid_of(view: TensorView) -> Grid:
     )
 
 
+def float_grid(number: str, scale: str) -> Grid:
+    """An fp8 or fp4 number whose scales are stored as `scale`, without a shape."""
+    top, clip = _FLOATS[number]
+    low, high = _SCALES[scale]
+    return Grid(number[:3], -top, top, top, -clip, clip, emax=_EMAX[number], scale_min=low, scale_max=high)
+
+
 def _chunk(view: TensorView) -> int:
     """Columns of a group's tile, a power of two: more values than GROUP_VALUES at once would spill."""
     if not view.by_channel:

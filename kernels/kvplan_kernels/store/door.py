@@ -33,18 +33,24 @@ def check_append(
         dim = cache.layout.tensor(role).dim
         if x.dim() != 4 or x.shape[:1] + x.shape[2:] != (batch, heads, dim) or x.shape[1] != k.shape[1]:
             raise ValueError(f"{role}: want ({batch}, T, {heads}, {dim}), got {tuple(x.shape)}")
-        if x.dtype not in (torch.float16, torch.bfloat16, torch.float32) or x.stride(-1) != 1:
-            raise ValueError(f"{role}: want fp16, bf16 or fp32 rows of contiguous channels, got {x.dtype} {x.stride()}")
+        check_rows(role, x)
     capacity = cache.max_tokens
     need = k.shape[1] if max_length is None and counts is None else max_length or 0
     if need > capacity:
         raise ValueError(f"{need} tokens do not fit the {capacity} that the cache holds")
-    _check_vector("page_table", cache.page_table, torch.int32, (batch, cache.page_table.shape[1]))
-    _check_vector("lengths", cache.lengths, torch.int32, (batch,))
-    _check_vector("counts", counts, torch.int32, (batch,))
-    _check_vector("saturated", saturated, torch.int64, (2, heads))
+    check_vector("page_table", cache.page_table, torch.int32, (batch, cache.page_table.shape[1]))
+    check_vector("lengths", cache.lengths, torch.int32, (batch,))
+    check_vector("counts", counts, torch.int32, (batch,))
+    check_vector("saturated", saturated, torch.int64, (2, heads))
 
 
-def _check_vector(name: str, x: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def check_rows(role: str, x: Tensor) -> None:
+    """The door for new rows: a dtype that is read, channels side by side."""
+    if x.dtype not in (torch.float16, torch.bfloat16, torch.float32) or x.stride(-1) != 1:
+        raise ValueError(f"{role}: want fp16, bf16 or fp32 rows of contiguous channels, got {x.dtype} {x.stride()}")
+
+
+def check_vector(name: str, x: Tensor | None, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """The door for a small tensor that may be left out."""
     if x is not None and (x.dtype != dtype or tuple(x.shape) != shape or not x.is_contiguous()):
         raise ValueError(f"{name}: want contiguous {dtype} {shape}, got {x.dtype} {tuple(x.shape)}")
