@@ -124,10 +124,12 @@ class Case:
     @cached_property
     def counts(self) -> tuple[int, ...]:
         """Tokens of each request."""
+        return self._counts(self.config.block_tokens)
+
+    def _counts(self, tile: int) -> tuple[int, ...]:
         page = self.page_size
-        if self.lengths == "tile edge":
-            return _around(self.config.block_tokens)
         return {
+            "tile edge": _around(tile),
             "zero and one": (0, 1),
             "page edge": _around(page),
             "flush edge": _around(self.recent),
@@ -150,14 +152,19 @@ class Case:
 
     @property
     def effort(self) -> float:
-        """Seconds in the interpreter, roughly: it pays for each tile, plane of channels and query head."""
+        """Seconds in the interpreter, roughly: it pays for each tile, plane of channels and query head.
+
+        Not from the launch configuration: the committed list would change with every tuned tile.
+        """
         views = [self.layout.view(role) for role in "kv"]
         planes = sum(v.stripes * v.fields_per_word for v in views)
-        tiles = sum(cdiv(count, self.config.block_tokens) for count in self.counts)
-        rows = len(self.counts) * cdiv(max(self.counts), 16 if any(v.planar for v in views) else 32)
+        tiles = sum(cdiv(count, 32) for count in self._counts(32))
+        rows = len(self._counts(32)) * cdiv(max(self._counts(32)), 16 if any(v.planar for v in views) else 32)
         calls = {"tokens": 3, "pieces": 2}.get(self.write, 1)
         return self.heads * (
-            0.012 * tiles * planes + 0.012 * rows * calls * planes + 0.024 * len(self.counts) * self.group * self.rows
+            0.012 * tiles * planes
+            + 0.012 * rows * calls * planes
+            + 0.024 * len(self._counts(32)) * self.group * self.rows
         )
 
     def shape_refusal(self) -> str | None:
