@@ -5,6 +5,7 @@ Works on Triton 3.4 to 3.9. Counts come from `cuobjdump` and `nvdisasm`, which s
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import tempfile
@@ -19,6 +20,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+# The architecture whose counts are recorded.
+GOLDEN_CAPABILITY = 90
 _LABEL = re.compile(r"^(\.L_x?_?\w+):")
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)(.*);")
 _TARGET = re.compile(r"`\((\.L_x?_?\w+)\)")
@@ -52,6 +55,13 @@ class Report:
     def count(self, *opcodes: str) -> int:
         """Instructions of the main loop with these opcodes (without modifiers)."""
         return sum(self.loop.get(op, 0) for op in opcodes)
+
+
+def capabilities(doc: str | None) -> list[int]:
+    """The `--capability` options of a check's command line, sm_90 without any."""
+    parser = argparse.ArgumentParser(description=doc)
+    parser.add_argument("--capability", type=int, action="append", help="10 * major + minor, e.g. 80, 90, 100")
+    return parser.parse_args().capability or [GOLDEN_CAPABILITY]
 
 
 def compile_ahead(

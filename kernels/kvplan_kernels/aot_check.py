@@ -1,6 +1,7 @@
-"""`python -m kvplan_kernels.aot_check`: compile every decode kernel for sm_90 on the Triton that is importable.
+"""`python -m kvplan_kernels.aot_check [--capability 80 ...]`: compile the decode kernels on the importable Triton.
 
-Prints one JSON object: the Triton version and a row per kernel. Needs no GPU. TRITON_INTERPRET must not be set.
+For sm_90, the default, every kernel, for other architectures one of each family of tile functions. Prints one JSON
+object: the Triton version and a row per kernel. Needs no GPU. TRITON_INTERPRET must not be set.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import triton
 from kvplan.formats.grammar import parse_any
 from kvplan.formats.grid import Tensor, bind
 from kvplan.formats.layout import Layout
-from kvplan_kernels.aot import Report, compile_ahead, report
+from kvplan_kernels.aot import GOLDEN_CAPABILITY, Report, capabilities, compile_ahead, report
 from kvplan_kernels.attention.combine import combine_constants, combine_kernel
 from kvplan_kernels.attention.config import DecodeConfig, default_config
 from kvplan_kernels.attention.decode import decode_constants
@@ -48,6 +49,14 @@ PAIRS = (
     ("int4:token,asym,rot", "int4:token,asym,rot"),
     ("int3,rot", "int3,rot"),
 )
+# One pair per family of tile functions.
+FAMILIES = tuple(
+    (f, f)
+    for f in (
+        "bf16", "int8", "fp8_e4m3", "int4:token,asym", "int2:token,asym", "int4:group/32,asym", "int8:channel/32",
+        "nvfp4", "int3,rot",
+    )
+)  # fmt: skip
 HEADS, GROUP, PAGE = 8, 4, 128
 MODE = Mode(group=GROUP, columns=GROUP)
 _POINTERS = {"fp16": "*fp16", "bf16": "*bf16", "fp32": "*fp32"}
@@ -107,21 +116,23 @@ def check_combine(rotated: bool = False, capability: int = 90) -> Report:
     return report(compile_ahead(combine_kernel, signature, constants, {"num_warps": 1}, capability))
 
 
-def row(name: str, config: DecodeConfig | None, result: Report, elements: int) -> dict[str, Any]:
+def row(name: str, capability: int, config: DecodeConfig | None, result: Report, elements: int) -> dict[str, Any]:
     """One kernel as JSON; `per_element` is thread instructions of the loop per K and V element."""
     threads = 32 * (config.num_warps if config else 1)
     per_element = round(result.loop_instructions * threads / elements, 3) if elements else None
     settings = asdict(config) if config else None
-    return {"kernel": name, "config": settings, **asdict(result), "per_element": per_element}
+    head = {"kernel": name, "capability": capability, "config": settings}
+    return {**head, **asdict(result), "per_element": per_element}
 
 
 def main() -> int:
     rows = []
-    for k, v in PAIRS:
-        config, result = check_decode(k, v)
-        rows.append(row(f"decode {k} {v}", config, result, config.block_tokens * 256))
-    rows.append(row("combine", None, check_combine(), 0))
-    rows.append(row("combine rotated", None, check_combine(rotated=True), 0))
+    for capability in capabilities(__doc__):
+        for k, v in PAIRS if capability == GOLDEN_CAPABILITY else FAMILIES:
+            config, result = check_decode(k, v, capability=capability)
+            rows.append(row(f"decode {k} {v}", capability, config, result, config.block_tokens * 256))
+        for name, rotated in (("combine", False), ("combine rotated", True)):
+            rows.append(row(name, capability, None, check_combine(rotated, capability), 0))
     json.dump({"triton": triton.__version__, "kernels": rows}, sys.stdout, indent=1)
     return 0
 

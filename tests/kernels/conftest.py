@@ -25,6 +25,9 @@ if find_spec("torch") and find_spec("triton"):
 
     if not torch.cuda.is_available():
         os.environ["TRITON_INTERPRET"] = "1"
+        from kvplan_kernels.interpreter import replace_builtins_once
+
+        replace_builtins_once()
     # Small tensors: more threads only spin, and other test processes want the cores.
     torch.set_num_threads(1)
 elif os.environ.get("KVPLAN_CI") == "1":
@@ -52,17 +55,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
-def compile_ahead() -> Callable[[str, str], dict[str, Any]]:
-    """`compile_ahead(module, folder)`: what an ahead-of-time check prints with the Triton of a folder, run once."""
+def compile_ahead() -> Callable[..., dict[str, Any]]:
+    """`compile_ahead(module, folder, options)`: what an ahead-of-time check prints with a folder's Triton, run once."""
     return cache(_compile_ahead)
 
 
-def _compile_ahead(module: str, folder: str = INSTALLED) -> dict[str, Any]:
+def _compile_ahead(module: str, folder: str = INSTALLED, options: tuple[str, ...] = ()) -> dict[str, Any]:
     path = [] if folder == INSTALLED else [folder]
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([*path, str(REPO), str(REPO / "kernels")])
     with tempfile.TemporaryDirectory() as fresh:
         environment["TRITON_CACHE_DIR"] = fresh
-        done = subprocess.run([sys.executable, "-m", module], env=environment, capture_output=True, text=True)
+        done = subprocess.run([sys.executable, "-m", module, *options], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)

@@ -27,6 +27,9 @@ from kvplan_kernels.codecs.rotation import rotate_back, rotate_reference
 
 Encoded = dict[str, Tensor]
 
+# Mantissa bits and exponent of the smallest normal.
+_FLOATS = {"fp8_e4m3": (3, -6), "fp8_e5m2": (2, -14), "fp4_e2m1": (1, 0)}
+
 
 def encode(layout: Layout, role: str, x: Tensor, static: Encoded | None = None) -> Encoded:
     """Quantise rows `x` `(..., H, T, D)` of tensor `role`.
@@ -50,9 +53,7 @@ def encode(layout: Layout, role: str, x: Tensor, static: Encoded | None = None) 
             "tensor, head and channel formats and those with a global scale take what calibrate() returns; others none",
         )
     values = _numbers(view, x)
-    meta = dict(static or {})
-    if not view.has_static_scale:
-        meta |= _metadata(view, grid, _grouped_range(view, grid, values), meta)
+    meta = _all_metadata(view, grid, values, static)
     codes = _codes(view, grid, _quotient(view, values, meta))
     return _checked(layout, role, x, {**codes, **meta})
 
@@ -107,12 +108,22 @@ def saturated(layout: Layout, role: str, x: Tensor, static: Encoded) -> Tensor:
     """
     view = layout.view(role)
     grid = grid_of(view)
-    x, meta = _numbers(view, x), static
-    if view.has_global:
-        meta = static | _metadata(view, grid, _grouped_range(view, grid, x), static)
-    q = _quotient(view, x, meta)
+    x = _numbers(view, x)
+    q = _quotient(view, x, _all_metadata(view, grid, x, static))
     clipped = (q < grid.clip_low) | (q > grid.clip_high)
     return clipped.movedim(-3, 0).flatten(1).sum(1)
+
+
+def count_ties(layout: Layout, role: str, x: Tensor, static: Encoded | None = None) -> int:
+    """Values of `x` `(..., H, T, D)` exactly halfway between two codes, where only the rounding rule decides."""
+    view = layout.view(role)
+    grid = grid_of(view)
+    x = _numbers(view, x)
+    size = _quotient(view, x, _all_metadata(view, grid, x, static)).clamp(grid.low, grid.high).abs()
+    if grid.kind != "int":
+        mantissa, least = _FLOATS[view.number]
+        size = torch.ldexp(size, mantissa - (torch.frexp(size).exponent - 1).clamp(min=least))
+    return int((size - size.floor() == 0.5).sum())
 
 
 def _numbers(view: TensorView, x: Tensor) -> Tensor:
@@ -129,6 +140,12 @@ def _grouped_range(view: TensorView, grid: Grid, x: Tensor) -> tuple[Tensor, Ten
         return parts.amin(over), parts.amax(over)
     parts = x.unflatten(-1, (grid.groups, grid.width))
     return parts.amin(-1), parts.amax(-1)
+
+
+def _all_metadata(view: TensorView, grid: Grid, x: Tensor, static: Encoded | None) -> Encoded:
+    """Static metadata as given, and that of the rows `x`."""
+    meta = dict(static or {})
+    return meta if view.has_static_scale else meta | _metadata(view, grid, _grouped_range(view, grid, x), meta)
 
 
 def _metadata(view: TensorView, grid: Grid, extent: tuple[Tensor, Tensor], static: Encoded) -> Encoded:

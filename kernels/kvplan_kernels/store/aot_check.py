@@ -1,7 +1,8 @@
-"""`python -m kvplan_kernels.store.aot_check`: compile the append and dequantise kernels for sm_90 without a GPU.
+"""`python -m kvplan_kernels.store.aot_check [--capability 80 ...]`: compile the append and dequantise kernels.
 
-Prints one JSON object: the Triton version and a row per kernel. TRITON_INTERPRET must not be set. The arguments are the
-launchers' own, on tensors of torch's `meta` device.
+For sm_90, the default, every kernel, for other architectures one of each family. Needs no GPU. Prints one JSON object:
+the Triton version and a row per kernel. TRITON_INTERPRET must not be set. The arguments are the launchers' own, on
+tensors of torch's `meta` device.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor
 from kvplan.formats.grammar import parse_any
 from kvplan.formats.grid import Tensor as Stored
 from kvplan.formats.grid import bind
-from kvplan_kernels.aot import Report, compile_ahead, report
+from kvplan_kernels.aot import GOLDEN_CAPABILITY, Report, capabilities, compile_ahead, report
 from kvplan_kernels.attention import unfused
 from kvplan_kernels.cache import Cache, make_planes
 from kvplan_kernels.codecs import rotation
@@ -43,6 +44,7 @@ PAIRS = (
     ("int3,rot", "int3:token,asym,rot", 128, 128),
     ("int8:head,rot", "int8:group/16,pack=page", 128, 128),
 )  # fmt: skip
+FAMILIES = (PAIRS[0], PAIRS[1], PAIRS[6], PAIRS[9], PAIRS[11], PAIRS[13], PAIRS[15])
 HEADS, PAGE, BATCH, TOKENS = 8, 128, 4, 256
 _TYPES = {
     torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
@@ -98,15 +100,25 @@ def _compile(kernel: Any, args: list[Any], constants: dict[str, Any], num_warps:
     return report(compiled)
 
 
-def main() -> int:
-    rows = []
-    for pair in PAIRS:
+def check_all(capability: int) -> dict[str, Report]:
+    """Every kernel of this architecture by name."""
+    found = {}
+    for pair in PAIRS if capability == GOLDEN_CAPABILITY else FAMILIES:
         name = " ".join(map(str, pair))
-        rows.append({"kernel": f"append {name}", **asdict(check_append(pair))})
-        rows.append({"kernel": f"dequantise {name}", **asdict(check_dequantise(pair))})
+        found[f"append {name}"] = check_append(pair, capability=capability)
+        found[f"dequantise {name}"] = check_dequantise(pair, capability)
     for dim in (64, 128, 256):
-        rows.append({"kernel": f"rotate {dim}", **asdict(check_rotate(dim))})
-    rows.append({"kernel": "append one token", **asdict(check_append(PAIRS[1], tokens=1))})
+        found[f"rotate {dim}"] = check_rotate(dim, capability=capability)
+    found["append one token"] = check_append(PAIRS[1], tokens=1, capability=capability)
+    return found
+
+
+def main() -> int:
+    rows = [
+        {"kernel": name, "capability": capability, **asdict(result)}
+        for capability in capabilities(__doc__)
+        for name, result in check_all(capability).items()
+    ]
     json.dump({"triton": triton.__version__, "kernels": rows}, sys.stdout, indent=1)
     return 0
 

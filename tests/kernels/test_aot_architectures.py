@@ -1,0 +1,24 @@
+"""One kernel of each family compiles for sm_80 and sm_100 as well, on every Triton at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+ARCHITECTURES = ("--capability", "80", "--capability", "100")
+
+
+@pytest.mark.parametrize(
+    ("module", "kernels"), [("kvplan_kernels.aot_check", 2 * 11), ("kvplan_kernels.store.aot_check", 2 * 18)]
+)
+def test_kernels_compile_for_other_architectures(
+    compile_ahead: Callable[..., dict[str, Any]], triton_folder: str, module: str, kernels: int
+) -> None:
+    rows = compile_ahead(module, triton_folder, ARCHITECTURES)["kernels"]
+    assert len(rows) == kernels and {row["capability"] for row in rows} == {80, 100}
+    for row in rows:
+        if row["kernel"].startswith("decode"):
+            assert row["asynchronous_copies"] > 0 and row["matrix_instructions"] > 0, row
+            assert row["loop"]["HMMA"] > 0, row

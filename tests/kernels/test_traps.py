@@ -1,0 +1,82 @@
+"""The trap matrix in the interpreter, one half of the pairwise cases; and that the list is what it claims to be."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from kvplan_kernels.attention.door import check_supported
+from kvplan_kernels.matrix.cases import Case
+from kvplan_kernels.matrix.faults import FAULTS
+from kvplan_kernels.matrix.pairwise import COVER_SEED, cover, dump, feasible_pairs, load, pairs_of
+from kvplan_kernels.matrix.report import Report
+from kvplan_kernels.matrix.run import PHASES, chunks, run_case
+from kvplan_kernels.matrix.traps import TRAPS, missing, traps_of
+
+from kvplan.errors import UnsupportedError
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from trap_check import CASES, assert_passes, case_name
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy warns where the kernels saturate
+
+
+@pytest.mark.parametrize("case", load(CASES)[0::2], ids=case_name)
+def test_a_case_of_the_pairwise_cover(case: Case) -> None:
+    assert_passes(case)
+
+
+def test_the_list_is_generated_and_covers_every_pair() -> None:
+    cases = cover(COVER_SEED)
+    assert CASES.read_text() == dump(cases), "run python tools/make_trap_cases.py"
+    assert all(case.refusal() is None for case in cases)
+    assert set().union(*map(pairs_of, cases)) >= feasible_pairs()
+
+
+def test_every_trap_has_a_case_or_needs_a_gpu() -> None:
+    executed = {name for case in load(CASES) for name in traps_of(case) if runs(case, TRAPS[name].phase)}
+    assert missing(executed, gpu=False) == []
+    assert [name for name, trap in TRAPS.items() if trap.gpu] == [
+        "70,000 tokens: probabilities below fp16", "a pool of more than 2^31 elements", "no memory but the workspace",
+    ]  # fmt: skip
+    assert {trap.phase for trap in TRAPS.values()} <= set(PHASES)
+
+
+def runs(case: Case, phase: str) -> bool:
+    """Whether the phase's door lets the case in; asked without running it."""
+    try:
+        if phase == "decode":
+            check_supported(case.layout)
+    except UnsupportedError:
+        return False
+    return phase != "fusion"
+
+
+@pytest.mark.parametrize("case", [c for fault in FAULTS.values() for c in fault.smallest], ids=case_name)
+def test_a_fault_that_is_mended_leaves_the_list(case: Case) -> None:
+    assert run_case(case).failures, "this case passes now: remove it from kvplan_kernels/matrix/faults.py"
+
+
+def test_a_trap_without_an_executed_case_fails_the_run() -> None:
+    report = Report({"name": "interpreter"}, seed=0)
+    report.add(run_case(Case("fp32 fp32", "one request", 16)))
+    assert not report.passed and "fp32 rows" not in report.missing and "length 1" in report.missing
+    assert report.phases["decode"]["refused"] == 1
+    assert Report.from_json(report.as_json()).as_json() == report.as_json()
+    report.merge(Report.from_json(report.as_json()))
+    assert report.cases == 2 and report.traps["fp32 rows"] == 2
+
+
+def test_writes_are_cut_where_the_pattern_says() -> None:
+    assert chunks(Case(lengths="page edge", page_size=16)) == [(0, 17)]
+    assert chunks(Case(lengths="page edge", page_size=16, write="pieces")) == [(0, 7), (7, 8), (8, 17)]
+    assert chunks(Case(lengths="zero and one", write="tokens")) == [(0, 1)]
+    assert chunks(Case(lengths="page edge", page_size=16, write="tokens"))[0] == (0, 11)
+
+
+def test_the_stored_list_is_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "cases.json"
+    path.write_text(dump([Case(group=7, pool="huge")]))
+    assert load(path) == [Case(group=7, pool="huge")]
