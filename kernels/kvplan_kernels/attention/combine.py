@@ -17,7 +17,7 @@ from kvplan_kernels.dialect import cast, loop_bound
 
 NO_SCORE = tl.constexpr(-1.0e30)
 # Sums of logs below this are of queries that saw nothing.
-NOTHING = tl.constexpr(-1.0e29)
+NOTHING = tl.constexpr(-1.0e28)
 
 
 @triton.jit(do_not_specialize=["num_requests", "num_programs"])

@@ -13,8 +13,8 @@ from kvplan_kernels.attention.by_channel import spread_query
 from kvplan_kernels.attention.load import load_query, shift_queries, word_offsets
 from kvplan_kernels.attention.recent import load_plain_query
 from kvplan_kernels.attention.sight import columns, left_of_all, seen_by_all
-from kvplan_kernels.attention.step import NO_SCORE, P_SHIFT, attend, attend_recent
-from kvplan_kernels.attention.tile import finish_output, natural_planes, smallest_unit, zero_planes
+from kvplan_kernels.attention.step import LEAST_MAX, P_SHIFT, attend, attend_recent
+from kvplan_kernels.attention.tile import finish_output, natural_planes, zero_planes
 from kvplan_kernels.attention.work import (
     RECENT_TOKENS,
     busy_programs,
@@ -144,10 +144,9 @@ def decode_kernel(
                 q_sum = q_sum + (b_qsum[g] * sm_scale,)
         if K.by_channel:
             q = spread_query(q, K)
-        m = tl.full([HEADS], NO_SCORE, tl.float32)
+        m = tl.full([HEADS], LEAST_MAX, tl.float32)
         l = tl.zeros([8, HEADS], tl.float32)
         acc = zero_planes(VW, HEADS, V_STRIPES * V_PLANES)
-        v_unit = tl.full([], smallest_unit(V), tl.float32)
         # A page is looked up one tile ahead: its latency would otherwise cost the pipeline a stage.
         if WAITING or MODE.edges:
             i_page = tl.load(p_table + left * BN // PAGE, mask=left < full, other=0)
@@ -156,8 +155,8 @@ def decode_kernel(
         q_plain, plain_factor = 0, 0
         for i_tile in tl.range(loop_bound(left), loop_bound(full), num_stages=STAGES):
             i_next = tl.load(p_table + tl.minimum(i_tile + 1, packed - 1) * BN // PAGE)
-            m, l, acc, v_unit = attend(
-                i_tile, m, l, acc, v_unit, q, q_sum, k_factor, q_plain, plain_factor, K_WORDS, V_WORDS, K_HIGH, V_HIGH,
+            m, l, acc = attend(
+                i_tile, m, l, acc, q, q_sum, k_factor, q_plain, plain_factor, K_WORDS, V_WORDS, K_HIGH, V_HIGH,
                 K_META, V_META, K_RING, i_page, i_pair, i_head, k_end, v_end, limit, o_k, o_v, o_kw, o_vw, o_token,
                 K, V, MODE, HKV, PAGE, BN, K_UNIT, V_UNIT, NATIVE_FP8, LATE_KEYS, False,
             )  # fmt: skip
@@ -171,20 +170,20 @@ def decode_kernel(
             for i in tl.range(0, loop_bound(n_left + n_right), num_stages=1):
                 i_part = tl.where(i < n_left, first * (BN // STEP) + i, i_full - n_left + i)
                 i_page = tl.load(p_table + i_part * STEP // PAGE)
-                m, l, acc, v_unit = attend(
-                    i_part, m, l, acc, v_unit, q, q_sum, k_factor, q_plain, plain_factor, K_WORDS, V_WORDS, K_HIGH,
+                m, l, acc = attend(
+                    i_part, m, l, acc, q, q_sum, k_factor, q_plain, plain_factor, K_WORDS, V_WORDS, K_HIGH,
                     V_HIGH, K_META, V_META, K_RING, i_page, i_pair, i_head, k_end, v_end, limit, o_k, o_v, o_kw, o_vw,
                     o_token, K, V, MODE, HKV, PAGE, STEP, K_UNIT, V_UNIT, NATIVE_FP8, LATE_KEYS, True,
                 )  # fmt: skip
         else:
             if last > full:
-                m, l, acc, v_unit = attend(
-                    full, m, l, acc, v_unit, q, q_sum, k_factor, q_plain, plain_factor, K_WORDS, V_WORDS, K_HIGH,
+                m, l, acc = attend(
+                    full, m, l, acc, q, q_sum, k_factor, q_plain, plain_factor, K_WORDS, V_WORDS, K_HIGH,
                     V_HIGH, K_META, V_META, K_RING, i_page, i_pair, i_head, k_end, v_end, limit, o_k, o_v, o_kw, o_vw,
                     o_token, K, V, MODE, HKV, PAGE, BN, K_UNIT, V_UNIT, NATIVE_FP8, LATE_KEYS, True,
                 )  # fmt: skip
         if V.recent:
-            acc = natural_planes(acc, v_unit, V, V_UNIT)
+            acc = natural_planes(acc, V, V_UNIT)
             for i_tile in tl.range(loop_bound(tl.maximum(first, packed)), loop_bound(last), num_stages=1):
                 i_token = (v_end // RECENT_TOKENS + i_tile - packed_tiles(length, BN, V)) * RECENT_TOKENS
                 m, l, acc = attend_recent(
@@ -195,7 +194,7 @@ def decode_kernel(
         slot = i_program + i_request.to(tl.int64) * SEGMENTS + i_segment
         b_sum = tl.sum(l, 0)
         tl.store(PART_LSE + slot * COLUMNS + o_head, m + (tl.math.log2(b_sum) - P_SHIFT), mask=o_head < COLUMNS)
-        b_inverse = 1.0 / b_sum
+        b_inverse = tl.where(b_sum == 0, 0.0, 1.0 / b_sum) if MODE.edges or MODE.own else 1.0 / b_sum
         m_word = o_vw < V.stripe_words
         for i_stripe in tl.static_range(V_STRIPES):
             for j in tl.static_range(V_PLANES):
@@ -204,9 +203,7 @@ def decode_kernel(
                     b_out = acc[i_stripe * V_PLANES + j] * b_inverse[None, :]
                 else:
                     b_out = output_plane(acc, i_stripe * V_PLANES + j, j, V)
-                    b_out = finish_output(
-                        b_out, b_inverse * v_unit, V_SCALE, V_ZERO, i_head, o_channel, m_word, V, V_UNIT
-                    )
+                    b_out = finish_output(b_out, b_inverse, V_SCALE, V_ZERO, i_head, o_channel, m_word, V, V_UNIT)
                 p_out = PART_OUT + (slot * COLUMNS + o_head[None, :]) * V.dim + o_channel[:, None]
                 tl.store(p_out, b_out, mask=(o_head < COLUMNS)[None, :] & m_word[:, None])
         at += last - first

@@ -7,29 +7,31 @@ from kvplan_kernels.attention.by_channel import load_shifts, zero_scores
 from kvplan_kernels.attention.load import load_meta_rows, load_scales, load_stripes, word_offsets
 from kvplan_kernels.attention.recent import recent_outputs, recent_scores
 from kvplan_kernels.attention.sight import hide, soften
-from kvplan_kernels.attention.tile import inverse_power, largest_unit, outputs, scores, unpack_stripes
+from kvplan_kernels.attention.tile import outputs, scale_exponent, scale_tops, scores, unpack_stripes
 from kvplan_kernels.attention.work import RECENT_TOKENS
 from kvplan_kernels.codecs.convert import round_e4m3
 
 NO_SCORE = tl.constexpr(-1.0e30)
+# Where the running maximum starts: above NO_SCORE, so that hidden tokens weigh 0 even before the first visible one.
+LEAST_MAX = tl.constexpr(-1.0e29)
 # Probabilities are kept times 2**P_SHIFT, so that fp16 does not lose small ones.
 P_SHIFT = tl.constexpr(8.0)
 
 
 @triton.jit
 def attend(
-    i_tile, m, l, acc, v_unit, q, q_sum, k_factor, q_plain, plain_factor, K_WORDS, V_WORDS, K_HIGH, V_HIGH, K_META,
+    i_tile, m, l, acc, q, q_sum, k_factor, q_plain, plain_factor, K_WORDS, V_WORDS, K_HIGH, V_HIGH, K_META,
     V_META, K_RING, i_page, i_pair, i_head, k_end, v_end, limit, o_k, o_v, o_kw, o_vw, o_token,
     K: tl.constexpr, V: tl.constexpr, MODE: tl.constexpr, HKV: tl.constexpr, PAGE: tl.constexpr, BN: tl.constexpr,
     K_UNIT: tl.constexpr, V_UNIT: tl.constexpr, NATIVE_FP8: tl.constexpr,
     LATE_KEYS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Add one tile of BN tokens to the running softmax: m [HEADS], l [8, HEADS], acc planes [VW, HEADS] in `v_unit`.
+    """Add one tile of BN tokens to the running softmax: m [HEADS], l [8, HEADS], acc planes [VW, HEADS].
 
     A tile has several parts of `o_token`'s length where scales serve all tokens of a part (channel/N), else it is one.
     `k_end`, `v_end`: packed tokens of K and V; in a masked tile those from v_end on do not count, and with LATE_KEYS
     the keys from k_end on wait in K_RING. `limit`: (first token that any column sees, softcap, shift of the scores,
-    sight), see sight.py.
+    sight), see sight.py. m is the largest score, raised by the exponent of values' scales that are far from 1.
     """
     PART: tl.constexpr = o_token.shape[0]
     PARTS: tl.constexpr = BN // PART
@@ -56,6 +58,12 @@ def attend(
         q_sum = zero_scores(q, load_shifts(K_META, row, o_kw, k_end - i_token, BN, PART, K, MASKED), K, K_UNIT)
     logits = ()
     m_new = m
+    raise_by = 0.0
+    if V.has_row_scale:
+        tops = scale_tops(loaded[0][6], o_token, V)
+        for i in tl.static_range(1, PARTS):
+            tops = tl.maximum(tops, scale_tops(loaded[i][6], o_token, V))
+        raise_by = scale_exponent(tl.max(tops, 0), V)
     for i in tl.static_range(PARTS):
         part = loaded[i]
         k = unpack_stripes(part[2], K, NATIVE_FP8)
@@ -69,20 +77,13 @@ def attend(
         if MASKED:
             s = tl.where(part[1][:, None], s, NO_SCORE)
             s = hide(s, i_token + i * PART + o_token, limit[3], NO_SCORE, MODE)
-        m_new = tl.maximum(m_new, tl.max(s, 0))
+        m_new = tl.maximum(m_new, tl.max(s, 0) + raise_by)
         logits = logits + (s,)
     if MODE.fp8:
         m_new = tl.ceil(m_new)
     keep = tl.math.exp2(m - m_new)
     # Eight partial sums per head, so that the loop needs no exchange between threads for l.
     l = l * keep[None, :]
-    shrink = 1.0
-    if V.has_row_scale:
-        old = v_unit
-        for i in tl.static_range(PARTS):
-            v_unit = tl.maximum(v_unit, largest_unit(loaded[i][6], o_token, V))
-        shrink = inverse_power(v_unit)
-        keep = keep * (old * shrink)
     for i in tl.static_range(PARTS):
         part = loaded[i]
         p = tl.math.exp2(logits[i] - (m_new - P_SHIFT)[None, :])
@@ -93,8 +94,8 @@ def attend(
         v = unpack_stripes(part[5], V, NATIVE_FP8)
         if MODE.fp8:
             p = round_e4m3(p)
-        acc = outputs(v, acc, p, keep, shrink, part[6], part[7], part[9], o_token, V, V_UNIT, i == 0)
-    return m_new, l, acc, v_unit
+        acc = outputs(v, acc, p, keep, part[6], part[7], part[9], o_token, V, V_UNIT, i == 0)
+    return m_new, l, acc
 
 
 @triton.jit

@@ -65,22 +65,20 @@ def scores_by_row(k, q, q_sum, k_factor, k_scales, k_zeros, k_meta, o_token, K: 
 
 @triton.jit
 def outputs(
-    v, acc, p, keep, shrink, v_scales, v_zeros, v_meta, o_token,
-    V: tl.constexpr, V_UNIT: tl.constexpr, FIRST: tl.constexpr,
+    v, acc, p, keep, v_scales, v_zeros, v_meta, o_token, V: tl.constexpr, V_UNIT: tl.constexpr, FIRST: tl.constexpr
 ):  # fmt: skip
     """Planes [VW, HEADS] of the output after one more part of probabilities `p` [PART, HEADS]; the FIRST part of a tile
-    also takes `keep` of what was there before. `shrink` brings scales of rows into the planes' unit.
+    also takes `keep` of what was there before.
     """
     if V.by_channel:
         return outputs_by_channel(v, acc, p, keep, v_scales, v_zeros, V, V_UNIT, FIRST)
     else:
-        return outputs_by_row(v, acc, p, keep, shrink, v_scales, v_zeros, v_meta, o_token, V, V_UNIT, FIRST)
+        return outputs_by_row(v, acc, p, keep, v_scales, v_zeros, v_meta, o_token, V, V_UNIT, FIRST)
 
 
 @triton.jit
 def outputs_by_row(
-    v, acc, p, keep, shrink, v_scales, v_zeros, v_meta, o_token,
-    V: tl.constexpr, V_UNIT: tl.constexpr, FIRST: tl.constexpr,
+    v, acc, p, keep, v_scales, v_zeros, v_meta, o_token, V: tl.constexpr, V_UNIT: tl.constexpr, FIRST: tl.constexpr
 ):  # fmt: skip
     """`outputs` of formats whose scales belong to a row, or to a layer.
 
@@ -96,8 +94,7 @@ def outputs_by_row(
         o_item = tl.arange(0, v_meta.shape[1])
     for g in tl.static_range(GROUPS):
         if V.has_row_scale:
-            b_scale = meta_value(v_scales[g], o_token, V.scale_at + g, V)
-            b_p = scale_columns(p, b_scale * shrink.to(b_scale.dtype))
+            b_p = scale_columns(p, meta_value(v_scales[g], o_token, V.scale_at + g, V))
         elif V.number == "bf16":
             b_p = cast(p, tl.bfloat16)
         else:
@@ -105,11 +102,11 @@ def outputs_by_row(
         weighted = weighted + (b_p,)
         if V.meta_dot:
             b_one = tl.sum(tl.where((o_item == V.shift_at + g)[:, None], b_items, 0.0), 0)
-            shifts = shifts + (b_one * shrink if V.asym else b_one * (shrink * -centre(V)),)
+            shifts = shifts + (b_one if V.asym else b_one * -centre(V),)
         elif V.is_int:
             if V.has_row_scale and V.asym:
                 b_zero = meta_value(v_zeros[g], o_token, V.zero_at + g, V).to(tl.float32)
-                shifts = shifts + (tl.sum(p * b_zero[:, None], 0) * shrink,)
+                shifts = shifts + (tl.sum(p * b_zero[:, None], 0),)
             else:
                 shifts = shifts + (tl.sum(b_p.to(tl.float32), 0) * -(2.0 ** (V.bits - 1)),)
     new = ()
@@ -132,33 +129,41 @@ def outputs_by_row(
 
 
 @triton.jit
-def smallest_unit(V: tl.constexpr):
-    """Unit of the planes before any tile: its inverse is finite in the type of the scales."""
-    if not V.has_row_scale:
-        return 1.0
-    elif V.meta_storage == "fp16" or V.meta_storage == "fp8_e4m3":
-        return 2.0**-14
-    else:
-        return 2.0**-100
-
-
-@triton.jit
-def largest_unit(v_scales, o_token, V: tl.constexpr):
-    """The power of two in the largest scale of a part's rows.
-
-    Probabilities times scales go through fp16: in this unit they are at most 2**P_SHIFT times 2.
-    """
+def scale_tops(v_scales, o_token, V: tl.constexpr):
+    """Largest scale of each row of a part, as the bits of fp16 or fp32, int32 [PART]: positive floats order so."""
     GROUPS: tl.constexpr = V.groups
-    top = 0.0
+    HALVES: tl.constexpr = V.meta_storage == "fp16" and V.meta_stride % 2 == 0
+    tops = tl.zeros([o_token.shape[0]], tl.int32)
     for g in tl.static_range(GROUPS):
-        top = tl.maximum(top, tl.max(meta_value(v_scales[g], o_token, V.scale_at + g, V).to(tl.float32), 0))
-    return (top.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+        if HALVES and (V.scale_at + g) % 2:
+            # The upper half decides which word is larger.
+            bits = v_scales[g]
+        elif HALVES:
+            bits = v_scales[g] << 16
+        else:
+            x = meta_value(v_scales[g], o_token, V.scale_at + g, V)
+            if x.dtype == tl.float16:
+                bits = x.to(tl.int16, bitcast=True).to(tl.int32) << 16
+            else:
+                bits = x.to(tl.int32, bitcast=True)
+        tops = tl.maximum(tops, bits)
+    return tops
 
 
 @triton.jit
-def inverse_power(unit):
-    """1 / `unit`, a power of two, exactly."""
-    return (0x7F000000 - unit.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True)
+def scale_exponent(top, V: tl.constexpr):
+    """By how much to raise a tile's largest score, base 2, for the largest scale in `scale_tops`' bits.
+
+    Probabilities times scales go through fp16. fp16 scales far from 1 move the probabilities within fp16's range, wider
+    ones are multiplied in fp32 first and move them as far as it takes.
+    """
+    if V.meta_storage == "fp16" or V.meta_storage == "fp8_e4m3":
+        exponent = ((top >> 26) & 31) - 15
+        raised = tl.maximum(exponent - 6, 0) + tl.maximum(tl.minimum(exponent + 8, 0), -7)
+    else:
+        # So far that neither probabilities nor their sum leave fp32.
+        raised = tl.maximum(((top >> 23) & 255) - 127, -64)
+    return raised.to(tl.float32)
 
 
 @triton.jit
@@ -175,14 +180,14 @@ def unpack_stripes(tiles, T: tl.constexpr, NATIVE_FP8: tl.constexpr):
 
 
 @triton.jit
-def natural_planes(acc, v_unit, V: tl.constexpr, V_UNIT: tl.constexpr):
+def natural_planes(acc, V: tl.constexpr, V_UNIT: tl.constexpr):
     """Sums over the fields of packed values as sums over channels, to which waiting values can be added."""
     STRIPES: tl.constexpr = V.stripes
     PLANES: tl.constexpr = V.fields_per_word
     planes = ()
     for i_stripe in tl.static_range(STRIPES):
         for j in tl.static_range(PLANES):
-            planes = planes + (output_plane(acc, i_stripe * PLANES + j, j, V) * (v_unit * 2.0**-V_UNIT),)
+            planes = planes + (output_plane(acc, i_stripe * PLANES + j, j, V) * 2.0**-V_UNIT,)
     return planes
 
 

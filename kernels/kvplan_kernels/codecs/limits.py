@@ -23,12 +23,14 @@ GROUP_VALUES = 4096
 _INTEGERS = ("int8", "int4", "int3", "int2")
 
 # Range into which a scale is clamped, per storage. The low end keeps a range of 0 from dividing by 0; in fp16 it is the
-# smallest subnormal, because even there half a step (3e-8) is finer than with the smallest normal (3e-5). The high end
-# keeps code * scale finite.
+# smallest subnormal, because even there half a step (3e-8) is finer than with the smallest normal (3e-5), in wider types
+# what kernels can still bring into fp16's range. The high end keeps code * scale finite.
 _SCALES = {
-    "fp16": (2.0**-24, 65504.0), "bf16": (2.0**-126, 2.0**111), "fp32": (2.0**-126, 2.0**111),
-    "fp8_e4m3": (2.0**-9, 448.0), "e8m0": (2.0**-126, 2.0**111),
+    "fp16": (2.0**-24, 65504.0), "bf16": (2.0**-60, 2.0**111), "fp32": (2.0**-60, 2.0**111),
+    "fp8_e4m3": (2.0**-9, 448.0), "e8m0": (2.0**-60, 2.0**111),
 }  # fmt: skip
+# Scales by channel over N tokens are multiplied into a query below 2**(1 + middle_field), in fp16.
+_CHANNEL_SCALE_LOG2 = 14
 _ZEROS = {"fp16": 65504.0, "bf16": 3.3895313892515355e38, "fp32": 3.3895313892515355e38}
 
 
@@ -91,6 +93,8 @@ def grid_of(view: TensorView) -> Grid:
             "it needs a head_dim that is a power of two, such as 64, 128 or 256",
         )
     scale_min, scale_max = _SCALES[view.meta_storage]
+    if view.by_channel:
+        scale_max = min(scale_max, 2.0 ** (_CHANNEL_SCALE_LOG2 - view.middle_field))
     bounds = {"scale_min": scale_min, "scale_max": scale_max, "zero_max": _ZEROS.get(view.meta_storage, 0.0)}
     if view.planar and not view.whole_words:
         raise UnsupportedError(
