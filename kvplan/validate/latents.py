@@ -60,7 +60,7 @@ class _Structure:
         u = normalize(self._normal(g.v_dim), dim=-1)
         if sinks:
             at = int(torch.randint(sinks, g.tokens, (1,), generator=self.generator, device=self.device))
-            rows[at] += 8 * normalize(q[0], dim=-1)
+            rows[at] += 0.6 * rows[at].norm() * normalize(q[0], dim=-1)
             rows -= (rows @ u)[:, None] * u
             rows[:sinks] = math.sqrt(g.v_dim) * u + 0.1 * self._normal(sinks, g.v_dim)
         rows = normalize(rows, dim=-1) * math.sqrt(g.v_dim) * self.weight

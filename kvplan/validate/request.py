@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvplan.errors import UnsupportedError, UsageError
-from kvplan.formats.grammar import PLAIN
+from kvplan.formats.grammar import PLAIN, parse_any
 from kvplan.specs.model import ModelSpec
 from kvplan.units import check_count
 from kvplan.validate.candidates import ALL
@@ -65,13 +65,14 @@ def make_request(
     group = choose_group(spec)
     kind = kind_of(group)
     _check_phases(spec, kind, phases)
-    asked = [*formats, *_own(spec, kind, latents)]
-    named: list[str] = [f for f in (asked or kind.usual(group)) if f != ALL]
+    usual = () if latents else kind.usual(group)
+    named = [kind.carried(f, spec) for f in formats or usual if f != ALL]
+    named += [parse_any(f).spelling for f in _own(spec, kind, latents) if f != ALL]
     refused: dict[str, str] = {}
-    if ALL in asked:
+    if ALL in (*formats, *latents):
         every, refused = split_by_model(spec, context, batch, page_size)
-        named += every
-    chosen = list(dict.fromkeys([dtype, *(_checked(f, dtype, kind, spec) for f in named)]))
+        named += [kind.carried(f, spec) for f in every]
+    chosen = list(dict.fromkeys([dtype, *(_sixteen(f, dtype) for f in named)]))
     plans = [planned(spec, f, context, batch, page_size) for f in chosen]
     for plan in plans:
         kind.check(plan.group(group.name).layout, plan.page_size)
@@ -126,9 +127,8 @@ def _check_phases(spec: ModelSpec, kind: Kind, phases: Sequence[PhaseName]) -> N
         raise UnsupportedError(text, f"use {there}")
 
 
-def _checked(text: str, dtype: str, kind: Kind, spec: ModelSpec) -> str:
-    """The canonical spelling of a candidate; 16 bit is always the model's own dtype, the baseline."""
-    spelling = kind.canonical(text, spec)
+def _sixteen(spelling: str, dtype: str) -> str:
+    """A candidate; 16 bit is always the model's own dtype, the baseline."""
     if spelling.startswith("fp32"):
-        raise UnsupportedError(f"format {spelling} has no kernel yet", f"use {dtype} or fp8_e4m3")
+        raise UnsupportedError(f"format {spelling} has no kernel yet", f"use {dtype}, an 8-bit or a smaller format")
     return dtype if spelling in PLAIN else spelling

@@ -89,7 +89,6 @@ def test_the_variant_of_a_model() -> None:
     gemma = load_model("gemma-2-9b").layer_groups
     sliding, full = (ATTENTION.variant(g, 1, "cpu") for g in gemma if g.kind == "attention")
     assert sliding.window == 4096 and full.window is None and sliding.softcap == full.softcap == 50.0
-    sinks = [
-        ATTENTION.variant(g, 1, "cpu").sinks for g in load_model("gpt-oss-20b").layer_groups if g.kind == "attention"
-    ]
+    gpt = load_model("gpt-oss-20b").layer_groups
+    sinks = [ATTENTION.variant(g, 1, "cpu").sinks for g in gpt if g.kind == "attention"]
     assert all(s is not None and s.shape == (64,) for s in sinks)

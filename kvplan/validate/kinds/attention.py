@@ -39,7 +39,7 @@ class Attention(Kind):
     def every(self, group: Group) -> tuple[str, ...]:
         return EVERY
 
-    def canonical(self, text: str, spec: ModelSpec) -> str:
+    def carried(self, text: str, spec: ModelSpec) -> str:
         return parse_kv(text).spelling
 
     def check(self, layout: Layout, page_size: int) -> None:

@@ -56,8 +56,8 @@ class Kind(ABC):
         """Candidates of `all`."""
 
     @abstractmethod
-    def canonical(self, text: str, spec: ModelSpec) -> str:
-        """The spelling of a format given by --kv.
+    def carried(self, text: str, spec: ModelSpec) -> str:
+        """The canonical spelling of what --kv sets.
 
         Raises:
             UsageError: it means nothing for this kind.

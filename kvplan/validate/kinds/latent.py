@@ -47,8 +47,7 @@ class Latent(Kind):
         assert isinstance(group, LatentGroup)
         return latent_formats(group.nope_dim, group.rope_dim)
 
-    def canonical(self, text: str, spec: ModelSpec) -> str:
-        """What --kv carries over, or --latent names."""
+    def carried(self, text: str, spec: ModelSpec) -> str:
         try:
             return for_latent(parse_kv(text), spec, roles(spec)).spelling
         except UsageError as error:
