@@ -27,6 +27,8 @@ DEFAULT_SEED = 1
 @click.option("--batch", metavar="N", help="Requests; default 16 (2 on the CPU).")
 @click.option("--kv", "formats", metavar="F", multiple=True,
               help="Candidate for K and V; repeat it for several. all: each kind that has kernels.")  # fmt: skip
+@click.option("--latent", "latents", metavar="F", multiple=True,
+              help="Candidate for an MLA latent; --kv F also carries 16 bit and latent records over.")  # fmt: skip
 @click.option("--phase", "phases", type=click.Choice(PHASES), multiple=True, default=("decode",), show_default=True,
               help="What to run on each format's cache; repeat it for several.")  # fmt: skip
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True,
@@ -43,6 +45,7 @@ def command(
     context: str | None,
     batch: str | None,
     formats: tuple[str, ...],
+    latents: tuple[str, ...],
     phases: tuple[PhaseName, ...],
     device: str,
     page_size: str | None,
@@ -63,6 +66,7 @@ def command(
       kvplan validate llama-3.1-8b --kv int8 --kv fp8_e4m3
       kvplan validate llama-3.1-8b --kv all --phase decode --phase append --out report.json
       kvplan validate llama-3.1-8b --kv all --phase decode --phase append --out report.json --resume
+      kvplan validate deepseek-v3 --latent fp8_ds_mla --phase decode --phase append
       kvplan validate qwen2.5-7b --device cpu --kv int8
     """
     from kvplan.specs.load import load_model
@@ -82,6 +86,7 @@ def command(
         context=parse_count(given["context"], "context") if "context" in given else None,
         batch=parse_count(given["batch"], "batch") if "batch" in given else None,
         formats=formats,
+        latents=latents,
         phases=phases,
         device=device,
         page_size=parse_count(page_size, "page size") if page_size else None,

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from kvplan_kernels.attention.door import check_supported
-from kvplan_kernels.codecs.limits import check_kernel
-
-from kvplan.errors import UnsupportedError, UsageError
-from kvplan.formats.layout import Layout
-from kvplan.specs.model import ModelSpec
-from kvplan.validate.subject import choose_group, planned
+from kvplan.formats.ds_mla import RECORDS
 
 ALL = "all"
 USUAL = ("int8:token", "int8:head", "fp8_e4m3:tensor", "fp8_e4m3:head")
@@ -20,27 +14,11 @@ EVERY = (
     "int2:group/32", "int2:group/32,asym", "kivi4", "kivi2", "nvfp4", "mxfp4", "int4,rot", "int3,rot", "int2,rot",
 )  # fmt: skip
 """`--kv all`: every kind that has kernels, once."""
+RECORD = "fp8_ds_mla"
+SAME_RECORD = "fp8_e4m3:group/128,scale=fp32,pack=slot,rope=bf16"
+"""The record of a latent, and its spelling for widths that the name does not cover."""
 
 
-def check_door(layout: Layout) -> None:
-    """Refuse what the write or the attention kernel cannot take.
-
-    Raises:
-        UnsupportedError: naming the format.
-    """
-    check_kernel(layout)
-    check_supported(layout)
-
-
-def split_by_model(
-    spec: ModelSpec, context: int, batch: int, page_size: int | None
-) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The formats of `EVERY` that this model's geometry can have, and the others with the reason."""
-    group, good, bad = choose_group(spec), [], {}
-    for text in EVERY:
-        try:
-            check_door(planned(spec, text, context, batch, page_size).group(group.name).layout)
-            good.append(text)
-        except (UnsupportedError, UsageError) as error:
-            bad[text] = error.message
-    return tuple(good), bad
+def latent_formats(nope: int, rope: int) -> tuple[str, ...]:
+    """The formats with latent kernels, for a row of these widths: with and without `all`."""
+    return (RECORD if RECORDS[RECORD].widths == (nope, rope) else SAME_RECORD,)

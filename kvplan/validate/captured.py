@@ -14,9 +14,9 @@ from kvplan_kernels.attention.reference import FormatError, format_error
 from kvplan_kernels.codecs.grid import calibrate, decode, encode
 from torch import Tensor
 
-from kvplan.errors import InputError, NoDeviceError
+from kvplan.errors import InputError, NoDeviceError, UnsupportedError
 from kvplan.formats.layout import Layout
-from kvplan.specs.groups import AttentionGroup
+from kvplan.specs.groups import AttentionGroup, LatentGroup
 
 SCHEMA = "kvplan.capture/1"
 MAX_QUERIES = 16
@@ -89,13 +89,16 @@ def _stored(layout: Layout, role: str, x: Tensor) -> Tensor:
     return torch.stack(parts)
 
 
-def load(path: Path, group: AttentionGroup) -> Captured:
+def load(path: Path, group: AttentionGroup | LatentGroup) -> Captured:
     """Read a capture file of a model with this attention group.
 
     Raises:
         InputError: not a capture file, or of another geometry.
         NoDeviceError: safetensors is missing.
+        UnsupportedError: the model has a latent.
     """
+    if isinstance(group, LatentGroup):
+        raise UnsupportedError("capture files hold K and V, this model has a latent", "leave --tensors out")
     if importlib.util.find_spec("safetensors") is None:
         raise NoDeviceError("--tensors needs safetensors", "pip install 'kvplan-advisor[quality]'")
     from safetensors import SafetensorError, safe_open

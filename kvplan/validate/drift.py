@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from kvplan_kernels.attention.reference import attention_reference
 from kvplan_kernels.cache import allocate
-from kvplan_kernels.store.static import calibrate_cache
 from kvplan_kernels.testing import relative_error
 
 from kvplan.formats.layout import Layout
-from kvplan.validate.filled import is_static, write
+from kvplan.validate.filled import write
 from kvplan.validate.proofs import stored_attention
 from kvplan.validate.report import CLIPPED_FLAG, Clipping, Drift
 from kvplan.validate.session import Session
@@ -22,7 +21,7 @@ DRIFT_REQUESTS, DRIFT_TOKENS = 2, 4096
 def measure_drift(run: Session, layout: Layout, page_size: int, amplitude: float = AMPLITUDE) -> Drift | None:
     """Calibrate on the first half of the rows, double the second half, store both; None for other formats."""
     tokens = min(run.geometry.tokens, DRIFT_TOKENS)
-    if not any(is_static(layout, role) for role in ("k", "v")) or tokens < 2:
+    if not run.kind.static_roles(layout) or tokens < 2:
         return None
     clipped, error = _feed(run, layout, page_size, tokens, amplitude)
     _, calm = _feed(run, layout, page_size, tokens, 1.0)
@@ -40,7 +39,7 @@ def _feed(
     for x in (k, v):
         x[:, half:] *= amplitude
     cache = allocate(layout, num_sequences=len(q), max_tokens=tokens, page_size=page_size, device=k.device)
-    calibrate_cache(cache, k[:, :half], v[:, :half])
+    run.kind.calibrate(cache, k[:, :half], v[:, :half])
     write(cache, k[:, :half], v[:, :half])
     clipped = write(cache, k[:, half:], v[:, half:], half)
     rows = [x.transpose(1, 2) for x in (k, v)]

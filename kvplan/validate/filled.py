@@ -6,14 +6,13 @@ from dataclasses import dataclass
 
 import torch
 from kvplan_kernels.cache import Cache, allocate, make_planes
-from kvplan_kernels.store.append import append
-from kvplan_kernels.store.static import calibrate_cache
 from kvplan_kernels.testing import SENTINELS, poison
 
 from kvplan.formats.layout import Layout
 from kvplan.memory.groups import CacheGroup
 from kvplan.memory.terms import packed_rows
 from kvplan.units import cdiv
+from kvplan.validate.kinds.table import kind_in
 from kvplan.validate.proofs import prove, small_case
 from kvplan.validate.report import Check, Clipping
 from kvplan.validate.session import DTYPES, Session
@@ -84,23 +83,18 @@ def fill(run: Session, fmt: str) -> Filled:
     return Filled(fmt, plan, cache, (*proofs, equal), held, clipping, fmt == run.request.dtype)
 
 
-def is_static(layout: Layout, role: str) -> bool:
-    """Whether values of `role` can lie outside a range that was calibrated before."""
-    return layout.view(role).has_static_scale or layout.view(role).has_global
-
-
 def write(cache: Cache, k: torch.Tensor, v: torch.Tensor, before: int = 0) -> dict[str, Clipping]:
     """Append all rows `(B, T, H, D)` to a calibrated cache that holds `before`; what static scales clipped."""
-    tokens, heads = k.shape[1], cache.layout.heads
+    kind, tokens, heads = kind_in(cache.layout), k.shape[1], cache.layout.heads
     saturated = torch.zeros(2, heads, dtype=torch.int64, device=k.device)
     for start in range(0, tokens, WRITE_TOKENS):
         stop = min(start + WRITE_TOKENS, tokens)
-        append(cache, k[:, start:stop], v[:, start:stop], max_length=before + stop, saturated=saturated)
+        kind.append(cache, k[:, start:stop], v[:, start:stop], max_length=before + stop, saturated=saturated)
     counts = saturated.tolist()
     return {
         role: clipping(row, x.numel() // heads)
         for role, x, row in (("k", k, counts[0]), ("v", v, counts[1]))
-        if is_static(cache.layout, role)
+        if role in kind.static_roles(cache.layout)
     }
 
 
@@ -117,7 +111,7 @@ def _written(run: Session, plan: Planned) -> tuple[Cache, dict[str, Clipping]]:
     cache = allocate(
         layout, num_sequences=g.batch, max_tokens=g.tokens, page_size=plan.page_size, device=run.request.device
     )
-    calibrate_cache(cache, k[:1], v[:1])
+    run.kind.calibrate(cache, k[:1], v[:1])
     return cache, write(cache, k, v)
 
 

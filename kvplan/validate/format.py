@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from kvplan_kernels.attention.reference import Spread as KernelSpread
 from kvplan_kernels.attention.reference import VersionError, format_error
 from kvplan_kernels.cache import Cache
-from kvplan_kernels.store.reference import read_reference
 
 from kvplan.validate.drift import measure_drift
 from kvplan.validate.failures import describe, usable
@@ -110,8 +109,8 @@ def _format_error(run: Session, cache: Cache) -> dict[str, FormatError]:
             run.tensors.q,
             run.tensors.k.transpose(1, 2),
             run.tensors.v.transpose(1, 2),
-            lambda b: read_reference(cache, "k", b, tokens),
-            lambda b: read_reference(cache, "v", b, tokens),
+            lambda b: run.kind.read(cache, "k", b, tokens),
+            lambda b: run.kind.read(cache, "v", b, tokens),
             cache.lengths,
             run.sm_scale,
         )

@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
-from kvplan_kernels.attention.config import default_config
-from kvplan_kernels.attention.decode import decode, make_workspace
-from kvplan_kernels.attention.unfused import dense_decode, unfused_decode
 from kvplan_kernels.attention.variant import Variant
 from kvplan_kernels.bench.timing import Timing, copies_needed, graph_time
 from kvplan_kernels.cache import Cache
 from kvplan_kernels.testing import bytes_taken, relative_error
-from torch.nn.functional import scaled_dot_product_attention
 
+from kvplan.validate.kinds.base import Kind
+from kvplan.validate.kinds.table import kind_in
 from kvplan.validate.report import Check
+from kvplan.validate.tensors import Tensors
 
 UNFUSED_ERROR = 0.03
 """Large keys rounded to bf16 alone move outputs by some 1%; a path that computes something else is far above."""
@@ -25,40 +24,32 @@ def fused_time(
     q: torch.Tensor, caches: Sequence[Cache], sm_scale: float, variant: Variant, *, fp8_domain: bool = False
 ) -> Timing:
     """Main kernel and combine, on preallocated workspace and output."""
-    out = torch.empty(*q.shape[:2], caches[0].layout.tensor("v").dim, dtype=q.dtype, device=q.device)
-    space = make_workspace(q, caches[0])
+    kind = kind_in(caches[0].layout)
+    out = q.new_empty(*q.shape[:2], kind.value_dim(caches[0].layout))
+    space = kind.workspace(q, caches[0])
 
     def call(cache: Cache) -> None:
-        decode(q, cache, sm_scale=sm_scale, variant=variant, fp8_domain=fp8_domain, out=out, workspace=space)
+        kind.decode(q, cache, sm_scale=sm_scale, variant=variant, fp8_domain=fp8_domain, out=out, workspace=space)
 
     return graph_time([partial(call, cache) for cache in caches])
 
 
 def unfused_time(q: torch.Tensor, caches: Sequence[Cache], sm_scale: float, tokens: int) -> Timing:
     """Dequantise to a preallocated 16-bit copy in HBM, then torch attention on it; all requests `tokens` long."""
-    layout = caches[0].layout
-    k, v = (q.new_empty(q.shape[0], layout.heads, tokens, layout.tensor(role).dim) for role in ("k", "v"))
+    kind = kind_in(caches[0].layout)
+    rows = kind.scratch(q, caches[0], tokens)
 
     def call(cache: Cache) -> None:
-        unfused_decode(q, cache, sm_scale, num_tokens=tokens, uniform=True, scratch=(k, v))
+        kind.unfused(q, cache, sm_scale, num_tokens=tokens, uniform=True, scratch=rows)
 
     return graph_time([partial(call, cache) for cache in caches], launches=6)
 
 
-def sdpa_time(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sm_scale: float) -> Timing:
-    """torch's attention on dense 16-bit K and V (B, H, T, D), two copies rotating: the faster of two ways to ask.
-
-    Grouped heads are given as they are (`enable_gqa`) or folded into query rows (`dense_decode`).
-    """
-    pairs = [(k, v), (k.clone(), v.clone())]
-
-    def grouped(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return scaled_dot_product_attention(q[:, :, None], k, v, scale=sm_scale, enable_gqa=True)
-
-    def folded(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return dense_decode(q, k, v, None, sm_scale)
-
-    times = [graph_time([partial(way, *pair) for pair in pairs]) for way in (grouped, folded)]
+def sdpa_time(kind: Kind, tensors: Tensors, sm_scale: float) -> Timing:
+    """torch's attention on dense 16-bit rows, two copies rotating: the fastest of the ways to ask for it."""
+    pairs = [kind.dense(tensors) for _ in range(2)]
+    ways = kind.torch_ways(tensors.q, sm_scale)
+    times = [graph_time([partial(way, *pair) for pair in pairs]) for way in ways]
     return min(times, key=lambda t: t.seconds)
 
 
@@ -68,18 +59,22 @@ def rotating(cache: Cache) -> list[Cache]:
 
 
 def fusion_check(q: torch.Tensor, cache: Cache, sm_scale: float, variant: Variant, dense_bytes: int) -> Check:
-    """Peak memory of fused decode minus before: at most the declared workspace, under 5% of a 16-bit copy."""
-    out = torch.empty(*q.shape[:2], cache.layout.tensor("v").dim, dtype=q.dtype, device=q.device)
-    declared = make_workspace(q, cache).nbytes
-    grown = bytes_taken(partial(decode, q, cache, sm_scale=sm_scale, variant=variant, out=out))
-    passed = grown <= declared and declared < 0.05 * dense_bytes
+    """Peak memory of fused decode minus before: at most the declared workspace, under 5% of a 16-bit copy.
+
+    Parts of a launch that do not grow with the tokens may be more than that beside a short cache.
+    """
+    kind = kind_in(cache.layout)
+    out = q.new_empty(*q.shape[:2], kind.value_dim(cache.layout))
+    declared = kind.workspace(q, cache).nbytes
+    grown = bytes_taken(partial(kind.decode, q, cache, sm_scale=sm_scale, variant=variant, out=out))
+    passed = grown <= declared and declared < max(0.05 * dense_bytes, kind.fixed_scratch_bytes)
     detail = f"decode took {grown:,} bytes, declared {declared:,}, a 16-bit copy {dense_bytes:,}"
     return Check(name="fusion is real", passed=passed, detail=detail)
 
 
 def unfused_check(q: torch.Tensor, cache: Cache, sm_scale: float, reference: torch.Tensor) -> Check:
     """The path that fusion is compared with must compute the same; it rounds what it dequantises to 16 bit."""
-    error = relative_error(unfused_decode(q, cache, sm_scale), reference)
+    error = relative_error(kind_in(cache.layout).unfused(q, cache, sm_scale), reference)
     detail = f"relative L2 {error.relative:.1e} against fp64 on the dequantised codes, at most {UNFUSED_ERROR}"
     return Check(name="unfused computes the same", passed=error.relative <= UNFUSED_ERROR, detail=detail)
 
@@ -98,5 +93,5 @@ def bytes_read(cache: Cache) -> int:
 
 def config_text(q: torch.Tensor, cache: Cache) -> str:
     """The kernel configuration that was timed, in words."""
-    c = default_config(cache.layout, cache.page_size, q.shape[1] // cache.layout.heads)
+    c = kind_in(cache.layout).config(q, cache)
     return f"tile {c.block_tokens}, warps {c.num_warps}, stages {c.num_stages}, {c.ctas_per_sm} programs per SM"

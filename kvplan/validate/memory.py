@@ -7,6 +7,7 @@ from collections.abc import Callable
 from kvplan.errors import UsageError
 from kvplan.specs.model import ModelSpec
 from kvplan.units import cdiv, format_bytes
+from kvplan.validate.kinds.latent import FLASH_WIDTH
 from kvplan.validate.report import PhaseName, ValidationRequest
 from kvplan.validate.subject import choose_group, geometry, planned
 from kvplan.validate.tensors import Geometry
@@ -21,9 +22,13 @@ NEW_TOKENS = 512
 """New tokens of a request in the prefix phase."""
 
 
-def _decode(_g: Geometry, dense: int, cache: int) -> int:
-    """Torch's two dense copies or the unfused path's one, beside rotating caches."""
-    return 2 * dense + max(SMALLEST_ROTATION * cache, 10**9)
+def _decode(g: Geometry, dense: int, cache: int) -> int:
+    """Torch's two dense copies or the unfused path's one, beside rotating caches.
+
+    Without flash attention torch keeps scores, and it may copy the rows to fp32.
+    """
+    torch = 16 * g.batch * g.q_heads * g.tokens + 4 * dense if g.k_dim > FLASH_WIDTH else 0
+    return 2 * dense + torch + max(SMALLEST_ROTATION * cache, 10**9)
 
 
 def _append(g: Geometry, dense: int, cache: int) -> int:
@@ -58,7 +63,7 @@ def memory_needed(request: ValidationRequest, spec: ModelSpec) -> int:
     """Bytes of device memory at the peak: originals, fp64 scratch, one layer's cache and the hungriest phase."""
     group = choose_group(spec)
     g = geometry(group, request.context, request.batch)
-    row = 2 * g.kv_heads * (g.k_dim + g.v_dim)
+    row = g.row_bytes
     dense = g.batch * g.tokens * row
     held = max(planned(spec, f, request.context, request.batch, request.page_size).held_bytes for f in request.formats)
     cache = cdiv(held, len(spec.positions(group)))

@@ -30,7 +30,7 @@ class ValidationRequest(_Data):
     batch: int
     """Requests."""
     formats: tuple[str, ...]
-    """Candidates, canonical spellings; each is used for K and V."""
+    """Candidates, canonical spellings; each is used for K and V, or for the latent."""
     device: Literal["cuda", "cpu"]
     page_size: int
     seed: int

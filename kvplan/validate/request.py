@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvplan.errors import UnsupportedError, UsageError
-from kvplan.formats.grammar import PLAIN, parse_kv
+from kvplan.formats.grammar import PLAIN, parse_any
 from kvplan.specs.model import ModelSpec
 from kvplan.units import check_count
-from kvplan.validate.candidates import ALL, USUAL, check_door, split_by_model
+from kvplan.validate.candidates import ALL
+from kvplan.validate.kinds.base import Kind
+from kvplan.validate.kinds.table import kind_of
 from kvplan.validate.report import PHASES, PhaseName, ValidationRequest
 from kvplan.validate.subject import choose_group, planned
 
@@ -22,7 +24,8 @@ def make_request(
     *,
     context: int | None,
     batch: int | None,
-    formats: Sequence[str],
+    formats: Sequence[str] = (),
+    latents: Sequence[str] = (),
     device: str,
     page_size: int | None,
     seed: int,
@@ -32,7 +35,8 @@ def make_request(
     """Fill in every default and refuse what cannot run.
 
     Args:
-        formats: spellings; `all` stands for every kind that has kernels for this model.
+        formats: spellings of --kv; `all` stands for every kind that has kernels for this model.
+        latents: spellings of --latent.
         tensors: path of a capture file for the format errors.
         phases: what to run on each cache; always in the order of `PHASES`.
 
@@ -59,15 +63,19 @@ def make_request(
             f"{spec.id} is {spec.native_dtype}; the kernels read fp16 and bf16 rows", "pick a 16-bit model"
         )
     group = choose_group(spec)
-    named: list[str] = [f for f in (formats or USUAL) if f != ALL]
+    kind = kind_of(group)
+    _check_phases(spec, kind, phases)
+    usual = () if latents else kind.usual(group)
+    named = [kind.carried(f, spec) for f in formats or usual if f != ALL]
+    named += [parse_any(f).spelling for f in _own(spec, kind, latents) if f != ALL]
     refused: dict[str, str] = {}
-    if ALL in formats:
+    if ALL in (*formats, *latents):
         every, refused = split_by_model(spec, context, batch, page_size)
-        named += every
-    chosen = list(dict.fromkeys([dtype, *(_checked(f, dtype) for f in named)]))
+        named += [kind.carried(f, spec) for f in every]
+    chosen = list(dict.fromkeys([dtype, *(_sixteen(f, dtype) for f in named)]))
     plans = [planned(spec, f, context, batch, page_size) for f in chosen]
     for plan in plans:
-        check_door(plan.group(group.name).layout)
+        kind.check(plan.group(group.name).layout, plan.page_size)
     return ValidationRequest(
         model=spec.id,
         context=context,
@@ -87,9 +95,40 @@ def _default_context(spec: ModelSpec, cpu: bool) -> int:
     return min(CPU_CONTEXT if cpu else GPU_CONTEXT, spec.max_context)
 
 
-def _checked(text: str, dtype: str) -> str:
-    """The canonical spelling of a candidate; 16 bit is always the model's own dtype, the baseline."""
-    fmt = parse_kv(text)
-    if fmt.spelling.startswith("fp32"):
-        raise UnsupportedError(f"format {fmt.spelling} has no kernel yet", "use int8 or fp8_e4m3")
-    return dtype if fmt.spelling in PLAIN else fmt.spelling
+def split_by_model(
+    spec: ModelSpec, context: int, batch: int, page_size: int | None
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The candidates of `all` that this model's geometry can have, and the others with the reason."""
+    group, good, bad = choose_group(spec), [], {}
+    kind = kind_of(group)
+    for text in kind.every(group):
+        try:
+            plan = planned(spec, text, context, batch, page_size)
+            kind.check(plan.group(group.name).layout, plan.page_size)
+            good.append(text)
+        except (UnsupportedError, UsageError) as error:
+            bad[text] = error.message
+    return tuple(good), bad
+
+
+def _own(spec: ModelSpec, kind: Kind, latents: Sequence[str]) -> Sequence[str]:
+    """What --latent names, refused for a model that has none."""
+    if latents and kind.option != "latent":
+        raise UsageError(f"--latent has no effect: what is validated of {spec.id} is {kind.words}", "use --kv")
+    return latents
+
+
+def _check_phases(spec: ModelSpec, kind: Kind, phases: Sequence[PhaseName]) -> None:
+    missing = [p for p in PHASES if p in phases and p not in kind.phases]
+    if missing:
+        there = " ".join(f"--phase {p}" for p in kind.phases)
+        verb = "is" if len(missing) == 1 else "are"
+        text = f"{' and '.join(missing)} {verb} not available for {kind.words} of {spec.id}"
+        raise UnsupportedError(text, f"use {there}")
+
+
+def _sixteen(spelling: str, dtype: str) -> str:
+    """A candidate; 16 bit is always the model's own dtype, the baseline."""
+    if spelling.startswith("fp32"):
+        raise UnsupportedError(f"format {spelling} has no kernel yet", f"use {dtype}, an 8-bit or a smaller format")
+    return dtype if spelling in PLAIN else spelling

@@ -12,10 +12,11 @@ from kvplan.validate.captured import load
 from kvplan.validate.device import device_info
 from kvplan.validate.failures import LOST, usable
 from kvplan.validate.format import validate_format
+from kvplan.validate.kinds.table import kind_of
 from kvplan.validate.report import Baselines, FormatResult, Roof, ValidationReport, ValidationRequest
-from kvplan.validate.session import DTYPES, Progress, Session, variant_of
+from kvplan.validate.session import DTYPES, Progress, Session
 from kvplan.validate.subject import choose_group, geometry
-from kvplan.validate.tensors import LABEL, make_tensors
+from kvplan.validate.tensors import LABEL
 
 NO_SPEED = "speed: not measured (Triton's interpreter checks correctness only)"
 
@@ -33,11 +34,12 @@ def validate(
         previous: an unfinished report of the same request on the same device: its results and baselines are kept.
     """
     group = choose_group(spec)
+    kind = kind_of(group)
     shape = geometry(group, request.context, request.batch)
     progress("making tensors")
-    tensors = make_tensors(shape, seed=request.seed, dtype=DTYPES[request.dtype], device=request.device)
+    tensors = kind.make_tensors(shape, seed=request.seed, dtype=DTYPES[request.dtype], device=request.device)
     captured = load(Path(request.tensors_file), group) if request.tensors_file else None
-    variant = variant_of(group, request.seed, request.device)
+    variant = kind.variant(group, request.seed, request.device)
     run = Session(request, spec, group, shape, tensors, progress, captured, variant)
     if previous is not None:
         report = _resumed(run, previous)
@@ -76,6 +78,7 @@ def _notes(run: Session) -> Iterator[str]:
     group, tokens = run.group, run.geometry.tokens
     if tokens < run.request.context:
         yield f"layers {group.name} keep at most {group.retain.rows:,} rows: {tokens:,} cached tokens per request"
+    yield from run.kind.notes(group, run.geometry)
     if run.beyond_torch:
         yield "format errors, and torch's attention where it is timed, are without the model's softcap and sinks"
     if not run.timed:
@@ -105,8 +108,7 @@ def _measure_baselines(run: Session) -> None:
         method=f"read-only kernel over {roof.nbytes:,} bytes, two buffers rotating in a CUDA graph; {roof.config}",
     )
     run.progress("timing torch attention in 16 bit")
-    k, v = (x.transpose(1, 2).contiguous() for x in (run.tensors.k, run.tensors.v))
-    seconds = measure.sdpa_time(run.tensors.q, k, v, run.sm_scale).seconds
+    seconds = measure.sdpa_time(run.kind, run.tensors, run.sm_scale).seconds
     run.baselines = Baselines(
         torch_sdpa_seconds=seconds, best_seconds=seconds, best="torch scaled_dot_product_attention"
     )

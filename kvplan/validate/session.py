@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from kvplan_kernels.attention.variant import PLAIN, Variant
 
-from kvplan.specs.groups import AttentionGroup
 from kvplan.specs.model import ModelSpec
 from kvplan.validate.captured import Captured
+from kvplan.validate.kinds.base import Group, Kind
+from kvplan.validate.kinds.table import kind_of
 from kvplan.validate.report import Baselines, PhaseName, PhaseResult, Roof, ValidationRequest
 from kvplan.validate.tensors import Geometry, Tensors
 
@@ -31,7 +31,7 @@ class Session:
 
     request: ValidationRequest
     spec: ModelSpec
-    group: AttentionGroup
+    group: Group
     geometry: Geometry
     tensors: Tensors
     progress: Progress
@@ -43,12 +43,17 @@ class Session:
     lost: bool = False
 
     @property
+    def kind(self) -> Kind:
+        """Appends, reads and attends."""
+        return kind_of(self.group)
+
+    @property
     def timed(self) -> bool:
         return self.request.device == "cuda"
 
     @property
     def sm_scale(self) -> float:
-        return 1 / math.sqrt(self.geometry.k_dim)
+        return self.geometry.sm_scale
 
     def query_rows(self, requests: int, rows: int) -> torch.Tensor:
         """Queries of several rows per request, around the one that the tensors have: (requests, rows, HQ, Dk)."""
@@ -70,14 +75,4 @@ class Session:
     @property
     def dense_bytes(self) -> int:
         """Bytes of the 16-bit originals of one layer."""
-        return sum(x.numel() * x.element_size() for x in (self.tensors.k, self.tensors.v))
-
-
-def variant_of(group: AttentionGroup, seed: int, device: str) -> Variant:
-    """Window, softcap and sinks of a layer group, as kernels and references take them."""
-    sinks = None
-    if group.sinks:
-        generator = torch.Generator(device=device).manual_seed(seed)
-        sinks = torch.randn(group.q_heads, generator=generator, device=device)
-    window = group.retain.rows if group.retain.law == "window" else None
-    return Variant(window=window, softcap=group.softcap, sinks=sinks)
+        return self.geometry.batch * self.geometry.tokens * self.geometry.row_bytes

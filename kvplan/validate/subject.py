@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from kvplan.errors import UnsupportedError
 from kvplan.memory.groups import CacheGroup
 from kvplan.plan import PlanRequest, compose, resolve
-from kvplan.specs.groups import AttentionGroup
+from kvplan.specs.groups import AttentionGroup, LatentGroup
 from kvplan.specs.model import ModelSpec
+from kvplan.validate.kinds.base import Group
+from kvplan.validate.kinds.table import kind_of
 from kvplan.validate.tensors import Geometry
 
 
@@ -25,30 +27,39 @@ class Planned:
         return next(g for g in self.groups if g.name == name)
 
 
-def choose_group(spec: ModelSpec) -> AttentionGroup:
-    """The attention group whose decode step is run: the one that keeps all tokens, else the first.
+def choose_group(spec: ModelSpec) -> Group:
+    """The layer group whose decode step is run: attention, else an MLA latent; of several one that keeps all tokens.
 
     Raises:
-        UnsupportedError: the model has no K and V.
+        UnsupportedError: the model has neither.
     """
     groups = [g for g in spec.layer_groups if isinstance(g, AttentionGroup)]
-    if not groups:
+    latents = [g for g in spec.layer_groups if isinstance(g, LatentGroup) and _plain(g)]
+    if not groups and not latents:
         raise UnsupportedError(
-            f"{spec.id} has no K and V cache, and kvplan has no kernel for latents or states yet",
-            "validate a model with attention layers, such as llama-3.1-8b",
+            f"{spec.id} has no K and V and no latent of every token, and kvplan has no kernel for what else it caches",
+            "validate a model with attention or MLA layers, such as llama-3.1-8b or deepseek-v3",
         )
-    return next((g for g in groups if g.retain.law == "all"), groups[0])
+    every: list[Group] = [*groups, *latents]
+    return next((g for g in groups or latents if g.retain.law == "all"), every[0])
 
 
-def geometry(group: AttentionGroup, context: int, batch: int) -> Geometry:
-    """Shape of the decode step of one layer; a windowed group holds at most its window."""
-    tokens = min(context, group.retain.rows) if group.retain.rows else context
-    return Geometry(batch, tokens, group.q_heads, group.kv_heads, group.k_dim, group.v_dim)
+def _plain(group: LatentGroup) -> bool:
+    """Whether it is what MLA kernels read: a row of every token, in the cache's format."""
+    kept = group.retain.law == "all" and group.stride == 1
+    return kept and group.role == "kv" and group.dtype is None
+
+
+def geometry(group: Group, context: int, batch: int) -> Geometry:
+    """Shape of the decode step of one layer."""
+    return kind_of(group).geometry(group, context, batch)
 
 
 def planned(spec: ModelSpec, fmt: str, context: int, batch: int, page_size: int | None) -> Planned:
-    """Ask the planner for one format (K and V alike)."""
-    resolved = resolve(PlanRequest(model=spec.id, context=context, batch=batch, kv=fmt, page_size=page_size), spec)
+    """Ask the planner for one format: of K and V alike, or of the latent."""
+    option = kind_of(choose_group(spec)).option
+    asked = {"model": spec.id, "context": context, "batch": batch, option: fmt, "page_size": page_size}
+    resolved = resolve(PlanRequest.model_validate(asked), spec)
     plan = compose(resolved)
     assert plan.kv is not None and plan.gain is not None and resolved.page_size is not None
     return Planned(

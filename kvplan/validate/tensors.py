@@ -21,7 +21,12 @@ ROPE_THETA = 500_000.0
 
 @dataclass(frozen=True)
 class Geometry:
-    """Shape of one layer's decode step: B requests of T tokens, HQ query heads on H KV heads."""
+    """Shape of one layer's decode step: B requests of T tokens, HQ query heads on H KV heads.
+
+    Attributes:
+        head_dim: channels that the softmax scale belongs to; 0: those of a key.
+        shared: values are the first channels of the keys, stored once.
+    """
 
     batch: int
     tokens: int
@@ -29,6 +34,17 @@ class Geometry:
     kv_heads: int
     k_dim: int
     v_dim: int
+    head_dim: int = 0
+    shared: bool = False
+
+    @property
+    def sm_scale(self) -> float:
+        return 1 / math.sqrt(self.head_dim or self.k_dim)
+
+    @property
+    def row_bytes(self) -> int:
+        """16-bit bytes of a token of one layer."""
+        return 2 * self.kv_heads * (self.k_dim + (0 if self.shared else self.v_dim))
 
 
 @dataclass(frozen=True)
@@ -54,6 +70,25 @@ def make_tensors(geometry: Geometry, *, seed: int, dtype: torch.dtype, device: s
     return Tensors(q, k, v)
 
 
+def num_sinks(tokens: int) -> int:
+    """First tokens of a request that are attention sinks."""
+    return min(NUM_SINKS, tokens // 2)
+
+
+def rotation(positions: int, channels: int, theta: float, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosine and sine of RoPE's angles, (positions, channels / 2) each."""
+    half = channels // 2
+    frequency = theta ** (-torch.arange(half, device=device, dtype=torch.float32) / half)
+    angle = torch.arange(positions, device=device, dtype=torch.float32)[:, None] * frequency
+    return angle.cos(), angle.sin()
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """RoPE on channel pairs (i, i + half)."""
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+
+
 class _Structure:
     """What all requests of a layer share: channel means, low-rank basis, RoPE angles."""
 
@@ -69,30 +104,25 @@ class _Structure:
         self.k_mean[:, slow + half] = -size * 0.7
         self.basis = self._normal(g.kv_heads, RANK, g.k_dim) / math.sqrt(RANK)
         self.v_mean = 0.7 * self._normal(g.kv_heads, g.v_dim)
-        frequency = ROPE_THETA ** (-torch.arange(half, device=device, dtype=torch.float32) / half)
-        angle = torch.arange(g.tokens + 1, device=device, dtype=torch.float32)[:, None] * frequency
-        self.cos, self.sin = angle.cos(), angle.sin()
+        self.cos, self.sin = rotation(g.tokens + 1, g.k_dim, ROPE_THETA, device)
 
     def request(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         g = self.g
         group = g.q_heads // g.kv_heads
         k = self._normal(g.tokens, g.kv_heads, g.k_dim) + self.k_mean
         k += torch.einsum("thr,hrd->thd", self._normal(g.tokens, g.kv_heads, RANK), self.basis)
-        k = self._rope(k, self.cos[: g.tokens, None], self.sin[: g.tokens, None])
+        k = rotate(k, self.cos[: g.tokens, None], self.sin[: g.tokens, None])
         q = self._normal(g.kv_heads, group, g.k_dim) + 0.1 * self.k_mean[:, None]
-        q = self._rope(q, self.cos[g.tokens], self.sin[g.tokens])
+        q = rotate(q, self.cos[g.tokens], self.sin[g.tokens])
         q = self._plant(q, k)
         norm = torch.exp(0.3 * self._normal(g.tokens, g.kv_heads, 1))
         v = (self._normal(g.tokens, g.kv_heads, g.v_dim) + self.v_mean) * norm
-        v[: self._sinks()] *= 0.05
+        v[: num_sinks(g.tokens)] *= 0.05
         return q.reshape(g.q_heads, g.k_dim), k, v
-
-    def _sinks(self) -> int:
-        return min(NUM_SINKS, self.g.tokens // 2)
 
     def _plant(self, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         """Give the first tokens their share of the mass through a direction u all queries have; plant one needle."""
-        g, sinks = self.g, self._sinks()
+        g, sinks = self.g, num_sinks(self.g.tokens)
         if not sinks:
             return q
         u = torch.nn.functional.normalize(self._normal(g.kv_heads, g.k_dim), dim=-1)
@@ -106,11 +136,6 @@ class _Structure:
         noise -= (noise * u).sum(-1, keepdim=True) * u
         k[:sinks] = (level * math.sqrt(g.k_dim) / strength)[:, None] * u + noise
         return q + strength * u[:, None]
-
-    @staticmethod
-    def _rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        a, b = x.chunk(2, dim=-1)
-        return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
     def _normal(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=self.generator, device=self.device)

@@ -12,6 +12,7 @@ from kvplan_kernels.attention.variant import Variant
 from kvplan.formats.grammar import parse_any
 from kvplan.formats.grid import Tensor, bind
 from kvplan.validate import proofs
+from kvplan.validate.kinds import attention
 from kvplan.validate.tensors import SINK_MASS, Geometry, make_tensors
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -39,56 +40,56 @@ def test_sound_kernels_pass(fmt: str, proofs: int) -> None:
 
 
 def test_a_kernel_that_ignores_scales_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    case, real = small(), proofs.decode
+    case, real = small(), attention.decode
 
     def ignores_scales(q: Any, cache: Any, **kw: Any) -> Any:
         frozen = cache.clone()
         frozen.planes["meta_fp16"] = case.cache.planes["meta_fp16"]
         return real(q, frozen, **kw)
 
-    monkeypatch.setattr(proofs, "decode", ignores_scales)
+    monkeypatch.setattr(attention, "decode", ignores_scales)
     found = verdicts(case)
     assert not found["doubled K scales obeyed"]
     assert found["kernel on a small shuffled cache"]
 
 
 def test_a_kernel_that_reads_another_copy_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    case, real = small(), proofs.decode
-    monkeypatch.setattr(proofs, "decode", lambda q, cache, **kw: real(q, case.cache, **kw))
+    case, real = small(), attention.decode
+    monkeypatch.setattr(attention, "decode", lambda q, cache, **kw: real(q, case.cache, **kw))
     assert not verdicts(case)["one flipped V code obeyed"]
 
 
 def test_a_kernel_that_forgets_waiting_rows_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    case, real = small("int8,recent=16"), proofs.decode
+    case, real = small("int8,recent=16"), attention.decode
 
     def forgets(q: Any, cache: Any, **kw: Any) -> Any:
         stale = cache.clone()
         stale.planes["v_recent"].copy_(case.cache.planes["v_recent"].roll(1, 2))
         return real(q, stale, **kw)
 
-    monkeypatch.setattr(proofs, "decode", forgets)
+    monkeypatch.setattr(attention, "decode", forgets)
     found = verdicts(case)
     assert not found["kernel on a small shuffled cache"] and not found["one flipped recent V value obeyed"]
 
 
 def test_a_kernel_that_forgets_the_variant_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     variant = Variant(window=40, softcap=4.0, sinks=torch.linspace(-1, 1, 4, device=DEVICE))
-    case, real = replace(small(), variant=variant), proofs.decode
+    case, real = replace(small(), variant=variant), attention.decode
     assert all(verdicts(case).values())
-    monkeypatch.setattr(proofs, "decode", lambda q, cache, *, variant, **kw: real(q, cache, **kw))
+    monkeypatch.setattr(attention, "decode", lambda q, cache, *, variant, **kw: real(q, cache, **kw))
     assert not verdicts(case)["kernel on a small shuffled cache"]
 
 
 def test_a_kernel_that_reads_beyond_a_length_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A full cache has no row behind the last one: only reused pages show it."""
-    case, real = small(), proofs.decode
+    case, real = small(), attention.decode
 
     def reads_one_more(q: Any, cache: Any, **kw: Any) -> Any:
         longer = cache.clone()
         longer.lengths = (cache.lengths + 1).clamp(max=70)
         return real(q, longer, **kw)
 
-    monkeypatch.setattr(proofs, "decode", reads_one_more)
+    monkeypatch.setattr(attention, "decode", reads_one_more)
     found = verdicts(case)
     assert not found["reused pages"] and found["kernel on a small shuffled cache"]
 
@@ -101,14 +102,14 @@ def test_one_wrong_byte_is_caught() -> None:
 
 
 def test_an_unwritten_output_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    case, real = small(), proofs.decode
+    case, real = small(), attention.decode
 
     def skips_a_head(q: Any, cache: Any, *, out: Any, **kw: Any) -> Any:
         done = real(q, cache, **kw)
         out[:, 1:] = done[:, 1:]
         return out
 
-    monkeypatch.setattr(proofs, "decode", skips_a_head)
+    monkeypatch.setattr(attention, "decode", skips_a_head)
     assert not verdicts(case)["kernel on a small shuffled cache"]
 
 

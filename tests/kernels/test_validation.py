@@ -14,6 +14,7 @@ from kvplan.formats.layout import Layout
 from kvplan.specs.load import load_model
 from kvplan.validate import drift, format, measure, run
 from kvplan.validate.filled import Filled, fill
+from kvplan.validate.kinds import attention
 from kvplan.validate.phases import append, decode, table
 from kvplan.validate.proofs import stored_attention
 from kvplan.validate.report import Baselines, Check, FormatResult, Roof, ValidationReport, ValidationRequest
@@ -147,12 +148,12 @@ def test_drift_is_flagged_and_calm_rows_are_not() -> None:
 def test_an_append_that_depends_on_its_pieces_is_caught(monkeypatch: pytest.MonkeyPatch, real: Filled) -> None:
     running = session(request("int8"))
     assert append.run(running, real).status == "ok"
-    sound = append.append
+    sound = attention.append
 
     def forgets(cache: Any, k: Any, v: Any, **kw: Any) -> None:
         sound(cache, torch.zeros_like(k) if k.shape[1] == 1 else k, v, **kw)
 
-    monkeypatch.setattr(append, "append", forgets)
+    monkeypatch.setattr(attention, "append", forgets)
     assert append.run(running, real).status == "failed"
 
 
@@ -163,8 +164,8 @@ def test_an_unfused_baseline_that_computes_something_else_is_caught(
     q, scale = running.tensors.q, running.sm_scale
     reference = stored_attention(q, real.cache, scale)
     assert measure.unfused_check(q, real.cache, scale, reference).passed
-    sound = measure.unfused_decode
-    monkeypatch.setattr(measure, "unfused_decode", lambda q, cache, scale: sound(q, cache, 1.2 * scale))
+    sound = attention.unfused_decode
+    monkeypatch.setattr(attention, "unfused_decode", lambda q, cache, scale: sound(q, cache, 1.2 * scale))
     assert not measure.unfused_check(q, real.cache, scale, reference).passed
 
 

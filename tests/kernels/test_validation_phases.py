@@ -10,10 +10,11 @@ import torch
 from kvplan.specs.load import load_model
 from kvplan.validate import filled as filling
 from kvplan.validate.filled import Filled, fill
+from kvplan.validate.kinds.attention import ATTENTION
 from kvplan.validate.phases import prefill, prefix
 from kvplan.validate.report import PhaseResult
 from kvplan.validate.request import make_request
-from kvplan.validate.session import DTYPES, Session, variant_of
+from kvplan.validate.session import DTYPES, Session
 from kvplan.validate.subject import choose_group, geometry
 from kvplan.validate.tensors import make_tensors
 
@@ -86,7 +87,8 @@ def test_a_prefix_that_is_not_read_is_caught(case: tuple[Session, Filled], monke
 
 def test_the_variant_of_a_model() -> None:
     gemma = load_model("gemma-2-9b").layer_groups
-    sliding, full = (variant_of(g, 1, "cpu") for g in gemma if g.kind == "attention")
+    sliding, full = (ATTENTION.variant(g, 1, "cpu") for g in gemma if g.kind == "attention")
     assert sliding.window == 4096 and full.window is None and sliding.softcap == full.softcap == 50.0
-    sinks = [variant_of(g, 1, "cpu").sinks for g in load_model("gpt-oss-20b").layer_groups if g.kind == "attention"]
+    gpt = load_model("gpt-oss-20b").layer_groups
+    sinks = [ATTENTION.variant(g, 1, "cpu").sinks for g in gpt if g.kind == "attention"]
     assert all(s is not None and s.shape == (64,) for s in sinks)

@@ -125,7 +125,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         ([*SMALL[:4], "--context", "8k"], ExitCode.USAGE, "too many", "2,048"),
         ([*SMALL[:4], "--context", "0"], ExitCode.USAGE, "context", "positive"),
         ([*SMALL, "--batch", "zwei"], ExitCode.USAGE, "zwei", "whole number"),
-        (["validate", "deepseek-v3", "--device", "cpu"], ExitCode.UNSUPPORTED, "no K and V", "llama-3.1-8b"),
+        (["validate", "deepseek-v4-flash", "--device", "cpu"], ExitCode.UNSUPPORTED, "no K and V", "llama-3.1-8b"),
         ([*SMALL, "--out", "no/such/folder/x.json"], ExitCode.INPUT, "folder does not exist", "folder"),
     ],
 )

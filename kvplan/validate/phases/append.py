@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 
 from kvplan_kernels.bench.timing import Timing, graph_time
-from kvplan_kernels.store.append import append
 from kvplan_kernels.testing import differing_bytes
 
 from kvplan.validate.filled import Filled
@@ -31,7 +30,7 @@ def run(session: Session, filled: Filled) -> PhaseResult:
             native = session.native_seconds("append", each.name)
             beside = "" if filled.native or native is None else f" (16 bit: {micro(native)})"
             told.append(f"{what} per request {micro(each.seconds)}{beside}")
-        return f"{', '.join(told)}; one layer, K and V"
+        return f"{', '.join(told)}; one layer, {session.kind.words}"
 
     return finish(session, filled, "append", [_cuts_agree(session, filled)], timed, verdict)
 
@@ -41,11 +40,11 @@ def _cuts_agree(session: Session, filled: Filled) -> Check:
     tokens = min(CUT_TOKENS, session.geometry.tokens)
     k, v = (x[:, :tokens] for x in (session.tensors.k, session.tensors.v))
     whole, cut = filled.empty(session.geometry.batch, tokens), filled.empty(session.geometry.batch, tokens)
-    append(whole, k, v)
+    session.kind.append(whole, k, v)
     start, size = 0, 1
     while start < tokens:
         stop = min(start + size, tokens)
-        append(cut, k[:, start:stop], v[:, start:stop], max_length=stop)
+        session.kind.append(cut, k[:, start:stop], v[:, start:stop], max_length=stop)
         start, size = stop, 3 * size
     wrong = sum(differing_bytes(whole, cut).values())
     detail = f"{wrong} of {whole.nbytes:,} bytes differ after {tokens} tokens in pieces of 1, 3, 9, ..."
@@ -56,7 +55,7 @@ def _time_one(session: Session, filled: Filled) -> Timing:
     """A decode step's write: lengths go on from launch to launch, so that residuals also flush as they do in use."""
     cache = filled.empty(session.geometry.batch, STEPS)
     k, v = (x[:, :1].contiguous() for x in (session.tensors.k, session.tensors.v))
-    return graph_time([partial(append, cache, k, v)])
+    return graph_time([partial(session.kind.append, cache, k, v)])
 
 
 def _time_many(session: Session, filled: Filled) -> Timing:
@@ -66,6 +65,6 @@ def _time_many(session: Session, filled: Filled) -> Timing:
 
     def call() -> None:
         cache.lengths.zero_()
-        append(cache, k, v)
+        session.kind.append(cache, k, v)
 
     return graph_time([call], launches=6)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvplan_kernels.attention.door import check_fp8_domain
 from kvplan_kernels.attention.reference import attention_reference
 from kvplan_kernels.testing import FP8_DOMAIN, relative_error
 from torch import Tensor
 
-from kvplan.errors import UnsupportedError
 from kvplan.validate import measure
 from kvplan.validate.filled import Filled
 from kvplan.validate.phases.result import Paths, finish, path
@@ -64,9 +62,7 @@ def run(session: Session, filled: Filled) -> PhaseResult:
 
 def _fp8_domain(session: Session, filled: Filled) -> Way | None:
     """The path that multiplies in 8 bit, queries and probabilities rounded too; None for formats without it."""
-    try:
-        check_fp8_domain(filled.layout)
-    except UnsupportedError:
+    if not session.kind.has_fp8_domain(filled.layout):
         return None
     q, cache, scale, variant = session.tensors.q, filled.cache, session.sm_scale, session.variant
     kernel = kernel_attention(q, cache, scale, variant, fp8_domain=True)
