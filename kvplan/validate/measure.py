@@ -8,12 +8,11 @@ from functools import partial
 import torch
 from kvplan_kernels.attention.config import default_config
 from kvplan_kernels.attention.decode import decode, make_workspace
-from kvplan_kernels.attention.unfused import dense_decode, unfused_decode
+from kvplan_kernels.attention.unfused import unfused_decode
 from kvplan_kernels.attention.variant import Variant
-from kvplan_kernels.bench.timing import Timing, copies_needed, graph_time
+from kvplan_kernels.bench.timing import Timing, graph_time
 from kvplan_kernels.cache import Cache
 from kvplan_kernels.testing import bytes_taken, relative_error
-from torch.nn.functional import scaled_dot_product_attention
 
 from kvplan.validate.report import Check
 
@@ -45,28 +44,6 @@ def unfused_time(q: torch.Tensor, caches: Sequence[Cache], sm_scale: float, toke
     return graph_time([partial(call, cache) for cache in caches], launches=6)
 
 
-def sdpa_time(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sm_scale: float) -> Timing:
-    """torch's attention on dense 16-bit K and V (B, H, T, D), two copies rotating: the faster of two ways to ask.
-
-    Grouped heads are given as they are (`enable_gqa`) or folded into query rows (`dense_decode`).
-    """
-    pairs = [(k, v), (k.clone(), v.clone())]
-
-    def grouped(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return scaled_dot_product_attention(q[:, :, None], k, v, scale=sm_scale, enable_gqa=True)
-
-    def folded(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return dense_decode(q, k, v, None, sm_scale)
-
-    times = [graph_time([partial(way, *pair) for pair in pairs]) for way in (grouped, folded)]
-    return min(times, key=lambda t: t.seconds)
-
-
-def rotating(cache: Cache) -> list[Cache]:
-    """The cache and as many copies as keep every call out of the L2."""
-    return [cache, *(cache.clone() for _ in range(copies_needed(cache.nbytes) - 1))]
-
-
 def fusion_check(q: torch.Tensor, cache: Cache, sm_scale: float, variant: Variant, dense_bytes: int) -> Check:
     """Peak memory of fused decode minus before: at most the declared workspace, under 5% of a 16-bit copy."""
     out = torch.empty(*q.shape[:2], cache.layout.tensor("v").dim, dtype=q.dtype, device=q.device)
@@ -82,18 +59,6 @@ def unfused_check(q: torch.Tensor, cache: Cache, sm_scale: float, reference: tor
     error = relative_error(unfused_decode(q, cache, sm_scale), reference)
     detail = f"relative L2 {error.relative:.1e} against fp64 on the dequantised codes, at most {UNFUSED_ERROR}"
     return Check(name="unfused computes the same", passed=error.relative <= UNFUSED_ERROR, detail=detail)
-
-
-def bytes_read(cache: Cache) -> int:
-    """The format's own bytes of the tokens in use: codes, scales and waiting rows that one decode step must read."""
-    layout, total = cache.layout, 0
-    for length in cache.lengths.tolist():
-        for plane in layout.planes:
-            for f in plane.fields:
-                packed, recent = layout.tensor(f.tensor).split(length)
-                rows = {"page": packed // f.tokens, "residual": recent}.get(plane.scope, 0)
-                total += rows * plane.heads(layout.heads) * f.unit_bytes
-    return total
 
 
 def config_text(q: torch.Tensor, cache: Cache) -> str:

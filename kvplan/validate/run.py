@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kvplan.specs.model import ModelSpec
-from kvplan.validate import measure
 from kvplan.validate.captured import load
 from kvplan.validate.device import device_info
 from kvplan.validate.failures import LOST, usable
@@ -96,6 +95,7 @@ def _resumed(run: Session, previous: ValidationReport) -> ValidationReport:
 
 def _measure_baselines(run: Session) -> None:
     """The read roof and torch's 16-bit attention."""
+    from kvplan_kernels.bench.baseline import sdpa_time
     from kvplan_kernels.bench.roofline import measure_roof
 
     run.progress("measuring the read roof")
@@ -106,7 +106,7 @@ def _measure_baselines(run: Session) -> None:
     )
     run.progress("timing torch attention in 16 bit")
     k, v = (x.transpose(1, 2).contiguous() for x in (run.tensors.k, run.tensors.v))
-    seconds = measure.sdpa_time(run.tensors.q, k, v, run.sm_scale).seconds
+    seconds = sdpa_time(run.tensors.q, k, v, run.sm_scale).seconds
     run.baselines = Baselines(
         torch_sdpa_seconds=seconds, best_seconds=seconds, best="torch scaled_dot_product_attention"
     )

@@ -1,0 +1,131 @@
+"""The benchmark programs: what they hold a row to, and that a wrong kernel has no speed. Timing is stubbed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from kvplan_kernels.bench import baseline, cases, decode, peers, tries
+from kvplan_kernels.bench.cases import APART, CASES, FORMATS, Case, goal, layout_for, measured, spread_lengths
+from kvplan_kernels.bench.filled import filled
+from kvplan_kernels.bench.timing import Timing
+from kvplan_kernels.store.reference import read_reference
+from kvplan_kernels.testing import DEVICE
+
+TINY = Case("tiny", (64, 64), group=2, dim=64, kv_heads=2)
+RAGGED = Case("ragged", (70, 9), "unstudied", group=2, dim=64, kv_heads=2)
+SHUFFLED = Case("tiny shuffled", (200, 200), "shuffled", group=1, dim=64, kv_heads=1)
+BY_NAME = {case.name: case for case in CASES}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call once and one microsecond each, over a roof of 1 TB/s."""
+
+    def timing(calls: Any, launches: int = 24, replays: int = 7) -> Timing:
+        for call in calls:
+            call()
+        return Timing(1e-6, (1e-6,), len(calls))
+
+    for module in (decode, baseline):
+        monkeypatch.setattr(module, "graph_time", timing)
+        monkeypatch.setattr(module, "rotating", lambda cache: [cache])
+    monkeypatch.setattr(baseline, "copies_needed", lambda nbytes: 1)
+    monkeypatch.setattr(decode, "measure_roof", lambda: SimpleNamespace(bytes_per_second=1e12, config="stub"))
+    for module in (cases, decode):
+        monkeypatch.setattr(module, "CASES", (TINY, RAGGED))
+
+
+def run(tmp_path: Path, *options: str) -> tuple[int, dict[str, Any]]:
+    file = tmp_path / "out.json"
+    words = ["--json", str(file), "--jobs", "0", "--device", DEVICE, *options]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["decode", *words])
+        code = decode.main()
+    return code, json.loads(file.read_text())
+
+
+def test_rows_of_every_kind_of_format(clock: None, tmp_path: Path) -> None:
+    names = ("fp16", "int8", "int4:token,asym", APART, "kivi2")
+    code, report = run(tmp_path, "--cases", "tiny", "ragged", "--formats", *names)
+    assert code == 0
+    rows = {(r["case"], r["format"]): r for r in report["rows"]}
+    assert set(rows) == {("tiny", n) for n in names} | {("ragged", n) for n in names if n != APART}
+    for row in rows.values():
+        assert row["green"] and row["error_ok"], row
+        assert row["seconds"] == 1e-6 and row["config"]["block_tokens"] and row["reason"] is None
+        assert row["fraction"] == pytest.approx(row["bytes"] / 1e6)
+    # 64 tokens, 2 requests, 2 heads, 64 channels: 2 x 128 bytes of fp16, 2 x (32 + 4) of int4 with scale and zero.
+    assert rows["tiny", "fp16"]["bytes"] == 64 * 4 * 256 and rows["tiny", "int4:token,asym"]["bytes"] == 64 * 4 * 72
+    assert rows["tiny", "fp16"]["speedup"] == 1.0
+    assert "/" not in report["command"]
+
+
+def test_a_wrong_kernel_has_no_speed(clock: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = decode.sampled
+    monkeypatch.setattr(decode, "sampled", lambda q, c, s: [(b, own, 1.01 * x) for b, own, x in right(q, c, s)])
+    code, report = run(tmp_path, "--cases", "tiny", "--formats", "int8")
+    (row,) = report["rows"]
+    assert code == 1 and row["seconds"] is None and row["fraction"] is None and not row["green"]
+    assert "error" in row["misses"] and "no speed" in decode.line(row)
+
+
+def test_a_reason_survives_another_run(clock: None, tmp_path: Path) -> None:
+    row = {"format": "int8", "case": "tiny", "misses": ["fraction"], "reason": None}
+    old = [{"format": "int8", "case": "tiny", "reason": "the last wave is short"}]
+    assert decode.with_reasons([row], old)[0]["reason"] == "the last wave is short"
+    assert decode.with_reasons([row | {"misses": []}], old)[0]["reason"] is None
+
+
+def test_tried_shapes_obey_the_rules(clock: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for fmt in ("fp16", "int4:token,asym", "int2:token,asym"):
+        found = tries.tries(fmt, BY_NAME["16x32k"], torch.device("cpu"))
+        assert 8 < len(found) == len(set(found))
+        assert all(c.num_warps * c.ctas_per_sm % 4 == 0 and 128 % c.block_tokens == 0 for c in found[1:])
+    two = tries.tries("int8", TINY, torch.device("cpu"))[:2]
+    monkeypatch.setattr(decode, "tries", lambda *_: two)
+    _, report = run(tmp_path, "--cases", "tiny", "--formats", "int8", "--try-configs")
+    assert len(report["tries"]) == 2 and all(t["seconds"] for t in report["tries"])
+
+
+def test_the_musts() -> None:
+    assert goal("int8", BY_NAME["16x32k"]) == cases.Goal(0.92, 0.96, 1.85, 1.92)
+    assert goal("int8", BY_NAME["64x4k"]).fraction == 0.90 and goal("int8", BY_NAME["1x128k"]).fraction == 0.84
+    assert goal("int8", BY_NAME["16x32k shuffled"]).fraction == pytest.approx(0.92 * 0.92)
+    assert goal("int4:group/32,asym", BY_NAME["64x4k shuffled"]).fraction == pytest.approx(0.85 * 0.78)
+    assert goal("fp8_e4m3", BY_NAME["ragged"]).fraction == pytest.approx(0.85 * 0.94)
+    assert goal("kivi2", BY_NAME["64x4k"]).fraction == 0.48 and goal("kivi2", BY_NAME["16x32k"]) == cases.Goal()
+    assert (goal("fp16", BY_NAME["1x4k"]).microseconds, goal("int8", BY_NAME["1x4k"]).microseconds) == (13, 12)
+    assert goal("int8", BY_NAME["8x16k"]) == cases.Goal()
+
+
+def test_the_run_covers_every_must_and_starts_with_the_baseline() -> None:
+    items = [(c.name, f) for c, f in measured(list(FORMATS), [c.name for c in CASES])]
+    assert all((name, fmt) in items for fmt in cases.TARGETS for name in ("16x32k", "64x4k", "1x128k", "1x4k"))
+    for name in BY_NAME:
+        assert next(f for n, f in items if n == name) == "fp16"
+    lengths = BY_NAME["ragged"].lengths
+    assert len(lengths) == 32 and 512 < min(lengths) < 600 and 55_000 < max(lengths) < 65_536
+    assert sorted(spread_lengths(4, 1, 16)) == [1, 3, 6, 11]
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_every_format_binds(fmt: str) -> None:
+    layout = layout_for(fmt, CASES[0])
+    assert [t.role for t in layout.tensors] == ["k", "v"]
+
+
+def test_caches_hold_the_same_rows_whatever_the_table() -> None:
+    consecutive = Case("tiny", SHUFFLED.lengths, group=1, dim=64, kv_heads=1)
+    a, b = (filled(layout_for("int8", c), c, DEVICE) for c in (SHUFFLED, consecutive))
+    assert a.page_table.tolist() != b.page_table.tolist()
+    assert torch.equal(read_reference(a, "k", 1), read_reference(b, "k", 1))
+
+
+def test_a_missing_peer_is_named() -> None:
+    found = peers.peer_times(TINY)
+    assert len(found) == 3 and all(p["seconds"] is None and "Error" in p["failed"] for p in found)
