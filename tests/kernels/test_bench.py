@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from kvplan_kernels.bench import baseline, cases, decode, peers, tries
+from kvplan_kernels.bench import append, baseline, cases, decode, peers, tries
 from kvplan_kernels.bench.cases import APART, CASES, FORMATS, Case, goal, layout_for, measured, spread_lengths
 from kvplan_kernels.bench.filled import filled
+from kvplan_kernels.bench.report import with_reasons
 from kvplan_kernels.bench.timing import Timing
 from kvplan_kernels.store.reference import read_reference
 from kvplan_kernels.testing import DEVICE
 
-TINY = Case("tiny", (64, 64), group=2, dim=64, kv_heads=2)
-RAGGED = Case("ragged", (70, 9), "unstudied", group=2, dim=64, kv_heads=2)
+TINY = Case("tiny", (64,), group=2, dim=64, kv_heads=1)
+RAGGED = Case("ragged", (70, 9), "unstudied", group=2, dim=64, kv_heads=1)
 SHUFFLED = Case("tiny shuffled", (200, 200), "shuffled", group=1, dim=64, kv_heads=1)
 BY_NAME = {case.name: case for case in CASES}
 
@@ -50,7 +51,7 @@ def run(tmp_path: Path, *options: str) -> tuple[int, dict[str, Any]]:
 
 
 def test_rows_of_every_kind_of_format(clock: None, tmp_path: Path) -> None:
-    names = ("fp16", "int8", "int4:token,asym", APART, "kivi2")
+    names = ("fp16", "int4:token,asym", APART)
     code, report = run(tmp_path, "--cases", "tiny", "ragged", "--formats", *names)
     assert code == 0
     rows = {(r["case"], r["format"]): r for r in report["rows"]}
@@ -59,8 +60,8 @@ def test_rows_of_every_kind_of_format(clock: None, tmp_path: Path) -> None:
         assert row["green"] and row["error_ok"], row
         assert row["seconds"] == 1e-6 and row["config"]["block_tokens"] and row["reason"] is None
         assert row["fraction"] == pytest.approx(row["bytes"] / 1e6)
-    # 64 tokens, 2 requests, 2 heads, 64 channels: 2 x 128 bytes of fp16, 2 x (32 + 4) of int4 with scale and zero.
-    assert rows["tiny", "fp16"]["bytes"] == 64 * 4 * 256 and rows["tiny", "int4:token,asym"]["bytes"] == 64 * 4 * 72
+    # 64 tokens of 64 channels: 2 x 128 bytes of fp16, 2 x (32 + 4) of int4 with scale and zero.
+    assert rows["tiny", "fp16"]["bytes"] == 64 * 256 and rows["tiny", "int4:token,asym"]["bytes"] == 64 * 72
     assert rows["tiny", "fp16"]["speedup"] == 1.0
     assert "/" not in report["command"]
 
@@ -74,11 +75,11 @@ def test_a_wrong_kernel_has_no_speed(clock: None, tmp_path: Path, monkeypatch: p
     assert "error" in row["misses"] and "no speed" in decode.line(row)
 
 
-def test_a_reason_survives_another_run(clock: None, tmp_path: Path) -> None:
+def test_a_reason_survives_another_run() -> None:
     row = {"format": "int8", "case": "tiny", "misses": ["fraction"], "reason": None}
     old = [{"format": "int8", "case": "tiny", "reason": "the last wave is short"}]
-    assert decode.with_reasons([row], old)[0]["reason"] == "the last wave is short"
-    assert decode.with_reasons([row | {"misses": []}], old)[0]["reason"] is None
+    assert with_reasons([row], old)[0]["reason"] == "the last wave is short"
+    assert with_reasons([row | {"misses": []}], old)[0]["reason"] is None
 
 
 def test_tried_shapes_obey_the_rules(clock: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,3 +130,55 @@ def test_caches_hold_the_same_rows_whatever_the_table() -> None:
 def test_a_missing_peer_is_named() -> None:
     found = peers.peer_times(TINY)
     assert len(found) == 3 and all(p["seconds"] is None and "Error" in p["failed"] for p in found)
+
+
+@pytest.fixture
+def writes(clock: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows, and two microseconds a write where lengths lie at a multiple of 32, else one."""
+    lengths: list[int] = []
+
+    def replay(graph: Any, launches: int, copies: int, replays: int = 7, before: Any = None) -> Timing:
+        before()
+        graph()
+        seconds = 2e-6 if lengths[-1] % 32 == 31 else 1e-6
+        return Timing(seconds, (seconds,), copies)
+
+    def prepared(fmt: str, requests: int, tokens: int, capacity: int, launches: int, device: str) -> Any:
+        calls, caches = right(fmt, min(requests, 2), min(tokens, 16), 64 + min(tokens, 16), 2, device)
+        lengths.append(0)
+        return [lambda: lengths.append(int(caches[0].lengths[0])), *calls], caches
+
+    right = append.prepared
+    monkeypatch.setattr(append, "prepared", prepared)
+    # Every write once; after that only lengths are looked at.
+    monkeypatch.setattr(append, "captured", lambda calls, warm_up: [call() for call in calls] and calls[0])
+    monkeypatch.setattr(append, "replay_time", replay)
+    monkeypatch.setattr(append, "copy_rate", lambda device: 1e12)
+    for name, value in {"SHAPE": SHUFFLED, "CHECKED": (1, 40, 2), "CAPACITY": 128, "START": 32}.items():
+        monkeypatch.setattr(append, name, value)
+
+
+def run_append(tmp_path: Path, *formats: str) -> tuple[int, list[dict[str, Any]]]:
+    file = tmp_path / "append.json"
+    with pytest.MonkeyPatch.context() as patch:
+        words = ["append", "--json", str(file), "--jobs", "0", "--device", DEVICE, "--formats", *formats]
+        patch.setattr("sys.argv", words)
+        code = append.main()
+    return code, json.loads(file.read_text())["rows"]
+
+
+def test_appends_have_a_mean_and_a_worst_step(writes: None, tmp_path: Path) -> None:
+    code, rows = run_append(tmp_path, "int8", APART)
+    assert code == 0 and len(rows) == 2 * (1 + len(append.BULK))
+    plain, flushed = (r for r in rows if r["tokens"] == 1)
+    assert (plain["steps"], plain["seconds"], plain["microseconds_must"]) == (1, 1e-6, 6.0)
+    assert flushed["steps"] == 32 and flushed["worst_seconds"] == 2e-6 and flushed["microseconds_must"] is None
+    assert flushed["seconds"] == pytest.approx(33e-6 / 32)
+    assert all(r["share_must"] == 0.70 and r["share"] > 0 for r in rows if r["tokens"] > 1)
+
+
+def test_a_wrong_writer_has_no_speed(writes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = append.write_reference
+    monkeypatch.setattr(append, "write_reference", lambda cache, k, v: right(cache, k, 1.01 * v))
+    code, (row,) = run_append(tmp_path, "int8")
+    assert code == 1 and row["seconds"] is None and not row["green"] and "no speed" in append.line(row)

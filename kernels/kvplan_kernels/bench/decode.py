@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from kvplan_kernels.attention.config import DecodeConfig, default_config
@@ -27,9 +26,10 @@ from kvplan_kernels.bench.baseline import bytes_read, rotating, sdpa_time
 from kvplan_kernels.bench.cases import BASELINE, CASES, ERROR_MUST, FORMATS, Case, goal, layout_for, measured
 from kvplan_kernels.bench.filled import Sample, filled, queries, sample_error, sampled
 from kvplan_kernels.bench.peers import peer_times
+from kvplan_kernels.bench.report import stamp, with_reasons
 from kvplan_kernels.bench.roofline import measure_roof
 from kvplan_kernels.bench.timing import graph_time
-from kvplan_kernels.bench.tries import compile_ahead, tries
+from kvplan_kernels.bench.tries import compile_ahead, launch_once, tries
 from kvplan_kernels.cache import Cache
 from kvplan_kernels.testing import KERNEL
 
@@ -47,7 +47,9 @@ def main() -> int:
     formats, cases = chosen.formats, chosen.cases
     items = list(measured(formats, cases))
     if chosen.jobs:
-        compile_ahead([(case.name, fmt) for case, fmt in items], chosen.try_configs, chosen.jobs)
+        compile_ahead(
+            [partial(launch_once, c.name, fmt, chosen.try_configs) for c, fmt in compiled(items)], chosen.jobs
+        )
     old = json.loads(chosen.json.read_text(encoding="utf-8")) if chosen.json.exists() else {}
     report = start_report()
     print(HEADER, flush=True)
@@ -61,6 +63,11 @@ def main() -> int:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
     return int(not all(row["green"] for row in report["rows"]))
+
+
+def compiled(items: Sequence[tuple[Case, str]]) -> list[tuple[Case, str]]:
+    """One item for each kernel: lengths, requests and the page table change none."""
+    return list({(fmt, case.group, case.dim): (case, fmt) for case, fmt in reversed(items)}.values())
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -78,20 +85,8 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def start_report() -> Row:
     """Where and how, and the read roof."""
     roof = measure_roof()
-    return {
-        "schema": SCHEMA,
-        "command": " ".join(["python -m kvplan_kernels.bench.decode", *command_words(sys.argv[1:])]),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
-        "versions": {"torch": torch.__version__, "triton": triton.__version__, "cuda": torch.version.cuda},
-        "method": METHOD,
-        "roof": {"bytes_per_second": roof.bytes_per_second, "config": roof.config},
-        "baselines": [], "peers": [], "rows": [], "tries": [],
-    }  # fmt: skip
-
-
-def command_words(argv: Sequence[str]) -> list[str]:
-    """The options as given, files by name only."""
-    return [Path(word).name if "/" in word and i and argv[i - 1] == "--json" else word for i, word in enumerate(argv)]
+    found: Row = {"roof": {"bytes_per_second": roof.bytes_per_second, "config": roof.config}}
+    return stamp(SCHEMA, "decode", METHOD) | found | {"baselines": [], "peers": [], "rows": [], "tries": []}
 
 
 def measure_case(report: Row, case: Case, formats: list[str], chosen: argparse.Namespace) -> None:
@@ -201,12 +196,6 @@ def judge(row: Row, fmt: str, case: Case, best: float | None, roof: float) -> Ro
     if not found["error_ok"]:
         misses.append("error")
     return found | {"misses": misses}
-
-
-def with_reasons(rows: list[Row], old: list[Row]) -> list[Row]:
-    """Reasons that were written by hand into an earlier file stay with the rows that still miss."""
-    known = {(r["format"], r["case"]): r["reason"] for r in old if r.get("reason")}
-    return [r | {"reason": known.get((r["format"], r["case"])) if r["misses"] else None} for r in rows]
 
 
 HEADER = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -50,18 +50,17 @@ def tries(fmt: str, case: Case, device: torch.device) -> list[DecodeConfig]:
     return list(dict.fromkeys([base, *fits]))
 
 
-def compile_ahead(items: Sequence[tuple[str, str]], try_all: bool, workers: int) -> None:
-    """Compile what (case, format) items launch into Triton's cache, several processes at a time.
+def compile_ahead(jobs: Sequence[Callable[[], object]], workers: int) -> None:
+    """Run jobs that compile into Triton's cache, several processes at a time.
 
-    A kernel that fails here fails again, and is named, where it is timed.
+    What fails here fails again, and is named, where it is timed.
     """
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        jobs = [pool.submit(_launch_once, case, fmt, try_all) for case, fmt in items]
-        for job in jobs:
+        for job in [pool.submit(job) for job in jobs]:
             job.exception()
 
 
-def _launch_once(case_name: str, fmt: str, try_all: bool) -> None:
+def launch_once(case_name: str, fmt: str, try_all: bool) -> None:
     """Append and decode on short caches of the same geometry: lengths and requests change no kernel."""
     from kvplan_kernels.attention.decode import decode
     from kvplan_kernels.bench.filled import filled, queries
