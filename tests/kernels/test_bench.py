@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from kvplan_kernels.attention import config
 from kvplan_kernels.bench import append, baseline, cases, decode, peers, tries
 from kvplan_kernels.bench.cases import APART, CASES, FORMATS, Case, goal, layout_for, measured, spread_lengths
 from kvplan_kernels.bench.filled import filled
@@ -37,6 +38,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "rotating", lambda cache: [cache])
     monkeypatch.setattr(baseline, "copies_needed", lambda nbytes: 1)
     monkeypatch.setattr(decode, "measure_roof", lambda: SimpleNamespace(bytes_per_second=1e12, config="stub"))
+    monkeypatch.setattr(config, "INTERPRETER_SMS", 1)
     for module in (cases, decode):
         monkeypatch.setattr(module, "CASES", (TINY, RAGGED))
 
@@ -93,6 +95,15 @@ def test_tried_shapes_obey_the_rules(clock: None, tmp_path: Path, monkeypatch: p
     assert len(report["tries"]) == 2 and all(t["seconds"] for t in report["tries"])
 
 
+def test_every_kernel_is_compiled_once_and_tried_ones_are_shared_out() -> None:
+    items = list(measured(["fp16", "int8"], [c.name for c in CASES]))
+    chosen = SimpleNamespace(jobs=30, try_configs=False)
+    assert len(decode.compile_jobs(items, chosen)) == 2 * 5
+    chosen.try_configs = True
+    jobs = decode.compile_jobs(items, chosen)
+    assert len(jobs) == 30 and {job.args[2:4] for job in jobs} == {(0, 3), (1, 3), (2, 3)}
+
+
 def test_the_musts() -> None:
     assert goal("int8", BY_NAME["16x32k"]) == cases.Goal(0.92, 0.96, 1.85, 1.92)
     assert goal("int8", BY_NAME["64x4k"]).fraction == 0.90 and goal("int8", BY_NAME["1x128k"]).fraction == 0.84
@@ -102,6 +113,13 @@ def test_the_musts() -> None:
     assert goal("kivi2", BY_NAME["64x4k"]).fraction == 0.48 and goal("kivi2", BY_NAME["16x32k"]) == cases.Goal()
     assert (goal("fp16", BY_NAME["1x4k"]).microseconds, goal("int8", BY_NAME["1x4k"]).microseconds) == (13, 12)
     assert goal("int8", BY_NAME["8x16k"]) == cases.Goal()
+
+
+def test_fp8_is_held_to_the_peers_where_they_were_timed() -> None:
+    row, want = {"seconds": 1e-6, "bytes": 10**6, "error": 1e-5}, goal("fp8_e4m3", BY_NAME["64x4k"])
+    slow, fast, none = (decode.judge(row, want, None, rival, 1e12) for rival in (1.1e-6, 1e-6, None))
+    assert slow["rival_speedup"] == pytest.approx(1.1) and slow["rival_must"] == 1.08 and slow["misses"] == []
+    assert fast["misses"] == ["rival"] and none["misses"] == []
 
 
 def test_the_run_covers_every_must_and_starts_with_the_baseline() -> None:

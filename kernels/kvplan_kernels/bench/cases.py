@@ -51,6 +51,8 @@ TARGETS = {
 }  # fmt: skip
 WITH_RESIDUAL_64X4K = {"kivi2": 0.48}
 """Fraction at 64 x 4k with the waiting rows of 16 bit."""
+RIVAL_FORMAT, RIVAL_SPEEDUPS = "fp8_e4m3", {"16x32k": 1.40, "64x4k": 1.08}
+"""Musts of fp8 against the fastest fp8 decode of the peers that read a paged cache."""
 UNTARGETED = ("kivi4", "int4:channel/32,asym", "int8:group/32", "nvfp4", "mxfp4", "int3,rot")
 """Timed for the time model and the tables; no must was set."""
 FORMATS = (*TARGETS, "kivi2", *UNTARGETED)
@@ -114,6 +116,7 @@ class Goal:
     speedup: float | None = None
     speedup_stretch: float | None = None
     microseconds: float | None = None
+    rival: float | None = None
 
 
 def goal(fmt: str, case: Case) -> Goal:
@@ -126,15 +129,16 @@ def goal(fmt: str, case: Case) -> Goal:
         return Goal()
     if base == "1x4k":
         return Goal(microseconds=target.microseconds_1x4k)
+    rival = RIVAL_SPEEDUPS.get(case.name) if fmt == RIVAL_FORMAT else None
     if base == "64x4k":
-        return Goal(share * target.fraction_64x4k)
+        return Goal(share * target.fraction_64x4k, rival=rival)
     if base == "1x128k":
         return Goal(share * target.fraction_1x128k)
     (fraction, fraction_stretch), (speedup, speedup_stretch) = target.fraction, target.speedup
     if share < 1:
         # Stretches are of the studied shapes only.
         return Goal(share * fraction, None, share * speedup, None)
-    return Goal(fraction, fraction_stretch, speedup, speedup_stretch)
+    return Goal(fraction, fraction_stretch, speedup, speedup_stretch, rival=rival)
 
 
 def _share(fmt: str, case: Case) -> float:

@@ -60,8 +60,8 @@ def compile_ahead(jobs: Sequence[Callable[[], object]], workers: int) -> None:
             job.exception()
 
 
-def launch_once(case_name: str, fmt: str, try_all: bool) -> None:
-    """Append and decode on short caches of the same geometry: lengths and requests change no kernel."""
+def launch_once(case_name: str, fmt: str, share: int, shares: int, try_all: bool) -> None:
+    """Every `shares`-th launch shape from `share` on. Append and decode on short caches of the same geometry: lengths and requests change no kernel."""
     from kvplan_kernels.attention.decode import decode
     from kvplan_kernels.bench.filled import filled, queries
 
@@ -69,7 +69,8 @@ def launch_once(case_name: str, fmt: str, try_all: bool) -> None:
     small = replace(case, lengths=(16 * PAGE,) * 2 if case.uniform else (16 * PAGE, PAGE))
     layout = layout_for(fmt, case)
     cache, q = filled(layout, small, "cuda"), queries(layout, small, "cuda")
-    for config in tries(fmt, case, q.device) if try_all else [default_config(layout, PAGE, case.group)]:
+    configs = tries(fmt, case, q.device) if try_all else [default_config(layout, PAGE, case.group)]
+    for config in configs[share::shares]:
         try:
             decode(q, cache, config=config)
             decode(q, cache, config=config, out=q.new_empty(q.shape, dtype=torch.float32))
