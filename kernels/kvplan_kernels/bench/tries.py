@@ -61,7 +61,7 @@ def compile_ahead(jobs: Sequence[Callable[[], object]], workers: int) -> None:
 
 
 def launch_once(case_name: str, fmt: str, share: int, shares: int, try_all: bool) -> None:
-    """Every `shares`-th launch shape from `share` on. Append and decode on short caches of the same geometry: lengths and requests change no kernel."""
+    """Every `shares`-th launch shape from `share` on, on short caches: lengths and requests change no kernel."""
     from kvplan_kernels.attention.decode import decode
     from kvplan_kernels.bench.filled import filled, queries
 
