@@ -66,9 +66,10 @@ def seconds(**formats: str) -> float | None:
 
 
 def test_a_measured_pair_is_predicted_and_others_are_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = {name: Speed(8.5e-6, 0.98, "before") for name in ("bf16", "int8")}
+    monkeypatch.setattr(timemodel, "measured_speeds", lambda: plain)
     assert seconds(kv="kivi2") is None and seconds(kv="int4:token,asym") is None
-    known = measured_speeds() | fit(report(), "here")
-    monkeypatch.setattr(timemodel, "measured_speeds", lambda: known)
+    monkeypatch.setattr(timemodel, "measured_speeds", lambda: plain | fit(report(), "here"))
     roof = timemodel.read_roof(load_device("h200"))
     found = seconds(kv="int4:token,asym")
     assert found == pytest.approx(32 * (8e-6 + 136 * 8 * 16 * 32768 / (0.95 * roof)))

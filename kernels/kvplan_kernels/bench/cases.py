@@ -53,7 +53,7 @@ WITH_RESIDUAL_64X4K = {"kivi2": 0.48}
 """Fraction at 64 x 4k with the waiting rows of 16 bit."""
 RIVAL_FORMAT, RIVAL_SPEEDUPS = "fp8_e4m3", {"16x32k": 1.40, "64x4k": 1.08}
 """Musts of fp8 against the fastest fp8 decode of the peers that read a paged cache."""
-UNTARGETED = ("kivi4", "int4:channel/32,asym", "int8:group/32", "nvfp4", "mxfp4", "int3,rot")
+UNTARGETED = ("kivi4", "int4:channel/32,asym", "nvfp4", "mxfp4", "int3,rot")
 """Timed for the time model and the tables; no must was set."""
 FORMATS = (*TARGETS, "kivi2", *UNTARGETED)
 

@@ -10,7 +10,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from kvplan_kernels.attention.config import SM_BYTES, DecodeConfig, default_config, padded_words
+from kvplan_kernels.attention.decode import decode
 from kvplan_kernels.bench.cases import CASES, PAGE, Case, layout_for
+from kvplan_kernels.bench.filled import filled, queries
 
 TILES = (32, 64, 128)
 # Resident warps per SM are a multiple of 4, equal on all four schedulers.
@@ -62,9 +64,6 @@ def compile_ahead(jobs: Sequence[Callable[[], object]], workers: int) -> None:
 
 def launch_once(case_name: str, fmt: str, share: int, shares: int, try_all: bool) -> None:
     """Every `shares`-th launch shape from `share` on, on short caches: lengths and requests change no kernel."""
-    from kvplan_kernels.attention.decode import decode
-    from kvplan_kernels.bench.filled import filled, queries
-
     case = next(c for c in CASES if c.name == case_name)
     small = replace(case, lengths=(16 * PAGE,) * 2 if case.uniform else (16 * PAGE, PAGE))
     layout = layout_for(fmt, case)
