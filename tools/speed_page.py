@@ -31,8 +31,8 @@ def figure(value: float | None, digits: int = 2) -> str:
 def beside(value: float | None, must: float | None) -> str:
     """A figure and its must, marked where it is missed."""
     if must is None:
-        return figure(value)
-    return f"{figure(value)} / {must:.2f}" + ("" if value is not None and value >= must else " missed")
+        return figure(value, 3)
+    return f"{figure(value, 3)} / {must:.3g}" + ("" if value is not None and value >= must else " missed")
 
 
 def decode_table(report: Row, case: str) -> str:

@@ -38,7 +38,7 @@ REPORT = {
 
 def test_misses_and_red_rows_are_shown(tool: Any) -> None:
     table = tool["decode_table"](REPORT, "16x32k")
-    assert "| `fp8_e4m3` | 250.0 | 4.00 | 0.90 / 0.92 missed | 1.90 / 1.85 | 1.0e-04 |" in table
+    assert "| `fp8_e4m3` | 250.0 | 4.00 | 0.900 / 0.92 missed | 1.900 / 1.85 | 1.0e-04 |" in table
     assert "| `int8` | red | - | - / 0.92 missed | - / 1.85 missed |" in table
     assert "| `int8` | 16x32k | fraction, speedup | open |" in tool["misses_table"]([REPORT])
     peers = tool["peers_table"](REPORT)

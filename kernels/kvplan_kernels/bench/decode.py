@@ -183,7 +183,7 @@ def judge(row: Row, want: Goal, best: float | None, rival: float | None, roof: f
         best: seconds of the fastest 16-bit way of this run.
         rival: seconds of the fastest fp8 peer; its must counts only where a peer was timed.
     """
-    seconds = row["seconds"]
+    seconds, error = row["seconds"], row.get("error")
     rate = row["bytes"] / seconds if seconds else None
     fraction = rate / roof if rate else None
     speedup, rival_speedup = (other / seconds if other and seconds else None for other in (best, rival))
@@ -191,7 +191,7 @@ def judge(row: Row, want: Goal, best: float | None, rival: float | None, roof: f
         "bytes_per_second": rate, "fraction": fraction, "fraction_must": want.fraction,
         "fraction_stretch": want.fraction_stretch, "speedup": speedup, "speedup_must": want.speedup,
         "speedup_stretch": want.speedup_stretch, "rival_speedup": rival_speedup, "rival_must": want.rival,
-        "microseconds_must": want.microseconds, "error_ok": (row.get("error") or 1.0) <= ERROR_MUST,
+        "microseconds_must": want.microseconds, "error_ok": error is not None and error <= ERROR_MUST,
     }  # fmt: skip
     misses = {
         "fraction": below(fraction, want.fraction),
