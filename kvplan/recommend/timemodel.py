@@ -1,25 +1,57 @@
 """Predicted time of decode attention: t = fixed + bytes / rate per layer, rate a share of the GPU's read roof.
 
-Fixed time and shares were measured on one H200 (CUDA graphs, head_dim 128, fused kernels, 2026-11-30) and predicted a
-held-out shape within 4%. On other GPUs they are carried over: a prediction, never a measurement.
+Fixed time and share of each format stand in `times.json`, with their source: the project's first study, or a stored
+decode benchmark (`python tools/fit_times.py`), both on one H200 by CUDA graphs, head_dim 128, fused kernels. On other
+GPUs they are carried over: a prediction, never a measurement.
 """
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvplan.formats.layout import BoundTensor
 from kvplan.memory.terms import logical_terms
 
 if TYPE_CHECKING:
+    from kvplan.formats.layout import Layout
     from kvplan.memory.groups import CacheGroup
     from kvplan.specs.device import DeviceSpec
 
-FIXED_SECONDS = 8.5e-6
 READABLE_SHARE = 0.95
 """Measured read roof over the vendor's bandwidth on the H200 (4.56 of 4.8 TB/s), used where no roof was measured."""
+TIMES = Path(__file__).with_name("times.json")
 
-_ROOF_SHARES = {"fp16": 1.0, "bf16": 1.0, "fp8_e4m3": 0.99, "fp8_e5m2": 0.99, "int8": 0.98, "int2": 0.81}
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast one format is read.
+
+    Attributes:
+        roof_share: steady-state share of the read roof.
+        source: what the figures were measured by.
+        worst_held_out_error: relative, over shapes that were not fitted; None where there were none.
+    """
+
+    fixed_seconds: float
+    roof_share: float
+    source: str
+    worst_held_out_error: float | None = None
+
+
+@cache
+def measured_speeds() -> dict[str, Speed]:
+    """`times.json`: formats of K and V as `pair_key` spells them."""
+    stored = json.loads(TIMES.read_text(encoding="utf-8"))
+    return {key: Speed(**fields) for key, fields in stored.items()}
+
+
+def pair_key(k: str, v: str) -> str:
+    """The key of a pair in `times.json`."""
+    return k if k == v else f"{k} + {v}"
 
 
 def read_roof(device: DeviceSpec) -> float:
@@ -28,10 +60,25 @@ def read_roof(device: DeviceSpec) -> float:
     return float(measured) if measured else READABLE_SHARE * device.bandwidth_bytes_per_second
 
 
-def roof_share(tensor: BoundTensor) -> float | None:
-    """Steady-state share of the read roof at which this tensor is read; None where no kernel was timed."""
-    timed = not (tensor.group or tensor.asym or tensor.recent or tensor.rot or tensor.beyond_kernels)
-    return _ROOF_SHARES.get(tensor.number) if timed else None
+def layout_speed(layout: Layout) -> Speed | None:
+    """The pair as it was measured, else mixed from its two formats by their bytes; None if one was never timed."""
+    pair = measured_speeds().get(pair_key(*(t.spelling for t in layout.tensors)))
+    if pair:
+        return pair
+    speeds = [tensor_speed(t) for t in layout.tensors]
+    known = [s for s in speeds if s]
+    if len(known) < len(speeds):
+        return None
+    widths = [layout.plane(t.role, "codes").slot_bytes for t in layout.tensors]
+    slowness = sum(w / s.roof_share for w, s in zip(widths, known, strict=True)) / sum(widths)
+    return Speed(max(s.fixed_seconds for s in known), 1 / slowness, "mixed from the two formats")
+
+
+def tensor_speed(tensor: BoundTensor) -> Speed | None:
+    """The speed of a cache with this format for K and V; where its scales lie makes no difference if they are few."""
+    few_scales = not (tensor.group or tensor.asym or tensor.recent or tensor.rot or tensor.beyond_kernels)
+    speeds = measured_speeds()
+    return speeds.get(tensor.spelling) or (speeds.get(tensor.number) if few_scales else None)
 
 
 def attention_seconds(groups: tuple[CacheGroup, ...], context: int, batch: int, device: DeviceSpec) -> float | None:
@@ -43,14 +90,10 @@ def attention_seconds(groups: tuple[CacheGroup, ...], context: int, batch: int, 
     for group in groups:
         if group.role == "state":
             continue
-        if group.role != "kv":
-            return None
-        shares = [roof_share(t) for t in group.layout.tensors]
-        if None in shares:
+        speed = layout_speed(group.layout) if group.role == "kv" else None
+        if speed is None:
             return None
         nbytes = sum(term.nbytes for terms in logical_terms(group, context, batch).values() for term in terms)
-        widths = [group.layout.plane(t.role, "codes").slot_bytes for t in group.layout.tensors]
-        slowness = sum(w / s for w, s in zip(widths, shares, strict=True) if s) / sum(widths)
-        total += group.layers * FIXED_SECONDS + nbytes * slowness / roof
+        total += group.layers * speed.fixed_seconds + nbytes / (speed.roof_share * roof)
         counted += group.layers
     return total if counted else None

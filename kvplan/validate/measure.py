@@ -7,14 +7,12 @@ from functools import partial
 
 import torch
 from kvplan_kernels.attention.variant import Variant
-from kvplan_kernels.bench.timing import Timing, copies_needed, graph_time
+from kvplan_kernels.bench.timing import Timing, graph_time
 from kvplan_kernels.cache import Cache
 from kvplan_kernels.testing import bytes_taken, relative_error
 
-from kvplan.validate.kinds.base import Kind
 from kvplan.validate.kinds.table import kind_in
 from kvplan.validate.report import Check
-from kvplan.validate.tensors import Tensors
 
 UNFUSED_ERROR = 0.03
 """Large keys rounded to bf16 alone move outputs by some 1%; a path that computes something else is far above."""
@@ -45,19 +43,6 @@ def unfused_time(q: torch.Tensor, caches: Sequence[Cache], sm_scale: float, toke
     return graph_time([partial(call, cache) for cache in caches], launches=6)
 
 
-def sdpa_time(kind: Kind, tensors: Tensors, sm_scale: float) -> Timing:
-    """torch's attention on dense 16-bit rows, two copies rotating: the fastest of the ways to ask for it."""
-    pairs = [kind.dense(tensors) for _ in range(2)]
-    ways = kind.torch_ways(tensors.q, sm_scale)
-    times = [graph_time([partial(way, *pair) for pair in pairs]) for way in ways]
-    return min(times, key=lambda t: t.seconds)
-
-
-def rotating(cache: Cache) -> list[Cache]:
-    """The cache and as many copies as keep every call out of the L2."""
-    return [cache, *(cache.clone() for _ in range(copies_needed(cache.nbytes) - 1))]
-
-
 def fusion_check(q: torch.Tensor, cache: Cache, sm_scale: float, variant: Variant, dense_bytes: int) -> Check:
     """Peak memory of fused decode minus before: at most the declared workspace, under 5% of a 16-bit copy.
 
@@ -77,18 +62,6 @@ def unfused_check(q: torch.Tensor, cache: Cache, sm_scale: float, reference: tor
     error = relative_error(kind_in(cache.layout).unfused(q, cache, sm_scale), reference)
     detail = f"relative L2 {error.relative:.1e} against fp64 on the dequantised codes, at most {UNFUSED_ERROR}"
     return Check(name="unfused computes the same", passed=error.relative <= UNFUSED_ERROR, detail=detail)
-
-
-def bytes_read(cache: Cache) -> int:
-    """The format's own bytes of the tokens in use: codes, scales and waiting rows that one decode step must read."""
-    layout, total = cache.layout, 0
-    for length in cache.lengths.tolist():
-        for plane in layout.planes:
-            for f in plane.fields:
-                packed, recent = layout.tensor(f.tensor).split(length)
-                rows = {"page": packed // f.tokens, "residual": recent}.get(plane.scope, 0)
-                total += rows * plane.heads(layout.heads) * f.unit_bytes
-    return total
 
 
 def config_text(q: torch.Tensor, cache: Cache) -> str:

@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kvplan.specs.model import ModelSpec
-from kvplan.validate import measure
 from kvplan.validate.captured import load
 from kvplan.validate.device import device_info
 from kvplan.validate.failures import LOST, usable
@@ -99,6 +98,7 @@ def _resumed(run: Session, previous: ValidationReport) -> ValidationReport:
 
 def _measure_baselines(run: Session) -> None:
     """The read roof and torch's 16-bit attention."""
+    from kvplan_kernels.bench.baseline import dense_time
     from kvplan_kernels.bench.roofline import measure_roof
 
     run.progress("measuring the read roof")
@@ -108,7 +108,8 @@ def _measure_baselines(run: Session) -> None:
         method=f"read-only kernel over {roof.nbytes:,} bytes, two buffers rotating in a CUDA graph; {roof.config}",
     )
     run.progress("timing torch attention in 16 bit")
-    seconds = measure.sdpa_time(run.kind, run.tensors, run.sm_scale).seconds
+    k, v = run.kind.dense(run.tensors)
+    seconds = dense_time(run.kind.torch_ways(run.tensors.q, run.sm_scale), k, v).seconds
     run.baselines = Baselines(
         torch_sdpa_seconds=seconds, best_seconds=seconds, best="torch scaled_dot_product_attention"
     )

@@ -182,7 +182,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     for module in (measure, append):
         monkeypatch.setattr(module, "graph_time", timing)
-    monkeypatch.setattr(measure, "rotating", lambda cache: [cache])
+    monkeypatch.setattr("kvplan.validate.phases.decode.rotating", lambda cache: [cache])
     fused = Check(name="fusion is real", passed=True, detail="")
     monkeypatch.setattr(measure, "fusion_check", lambda *_: fused)
     return asked

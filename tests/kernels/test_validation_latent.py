@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from kvplan_kernels.bench import baseline
 from kvplan_kernels.bench.timing import Timing
 from kvplan_kernels.testing import DEVICE
 
@@ -124,12 +125,14 @@ def test_times_become_sentences(case: tuple[Session, Filled], monkeypatch: pytes
             call()
         return Timing(next(count) * 1e-6, (1e-6,), len(calls))
 
-    for module in (measure, append):
+    for module in (measure, append, baseline):
         monkeypatch.setattr(module, "graph_time", timing)
-    monkeypatch.setattr(measure, "rotating", lambda cache: [cache])
+    monkeypatch.setattr(decode, "rotating", lambda cache: [cache])
+    monkeypatch.setattr(baseline, "copies_needed", lambda nbytes: 1)
     monkeypatch.setattr(measure, "fusion_check", lambda *_: Check(name="fusion is real", passed=True, detail=""))
     monkeypatch.setattr(Session, "timed", property(lambda _: True))
-    assert measure.sdpa_time(LATENT, session.tensors, session.sm_scale).seconds == 1e-6
+    ways = LATENT.torch_ways(session.tensors.q, session.sm_scale)
+    assert baseline.dense_time(ways, *LATENT.dense(session.tensors)).seconds == 1e-6
     session.roof = Roof(bytes_per_second=1e12, method="")
     session.baselines = Baselines(torch_sdpa_seconds=9e-6, best_seconds=4e-6, best="kvplan's 16-bit kernel")
     result = decode.run(session, filled)

@@ -39,7 +39,7 @@ from kvplan_kernels.testing import KERNEL, differing_bytes, relative_error
 FORMATS = ("fp16", "int8", "fp8_e4m3", "int4:token,asym", "int4:group/32,asym", "kivi2", "nvfp4")
 CHUNKS = (1, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 PREFIX_ROWS, PROMPTS = 32768, (4096, 32768)
-WRITTEN = ("int8", "int4:token,asym")
+WRITTEN = ("fp16", "int8", "int4:token,asym")
 HEADS, GROUP, DIM, PAGE = 8, 4, 128, 128
 SCALE = DIM**-0.5
 # fp16, so that rounding an output stays far below the tolerance.

@@ -40,21 +40,39 @@ def graph_time(calls: Sequence[Callable[[], object]], launches: int = 24, replay
     Each call must be warm-up safe and touch preallocated memory only.
     """
     launches = max(launches, len(calls))
-    for call in calls:
+    graph = captured([calls[i % len(calls)] for i in range(launches)], warm_up=calls)
+    return replay_time(graph, launches, len(calls), replays)
+
+
+def captured(calls: Sequence[Callable[[], object]], warm_up: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph:
+    """One CUDA graph of `calls`, after each of `warm_up` has run."""
+    for call in warm_up:
         call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for i in range(launches):
-            calls[i % len(calls)]()
-    graph.replay()
-    torch.cuda.synchronize()
+        for call in calls:
+            call()
+    return graph
+
+
+def replay_time(
+    graph: torch.cuda.CUDAGraph,
+    launches: int,
+    copies: int,
+    replays: int = 7,
+    before: Callable[[], object] | None = None,
+) -> Timing:
+    """Time one of the `launches` calls of a graph; `before` runs ahead of every replay and is not timed."""
     samples = []
-    for _ in range(replays):
+    for warm in (True, *[False] * replays):
+        if before is not None:
+            before()
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         graph.replay()
         end.record()
         torch.cuda.synchronize()
-        samples.append(start.elapsed_time(end) * 1e-3 / launches)
-    return Timing(statistics.median(samples), tuple(samples), len(calls))
+        if not warm:
+            samples.append(start.elapsed_time(end) * 1e-3 / launches)
+    return Timing(statistics.median(samples), tuple(samples), copies)

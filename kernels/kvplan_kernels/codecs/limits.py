@@ -23,8 +23,8 @@ GROUP_VALUES = 4096
 _INTEGERS = ("int8", "int4", "int3", "int2")
 
 # Range into which a scale is clamped, per storage. The low end keeps a range of 0 from dividing by 0; in fp16 it is the
-# smallest subnormal, because even there half a step (3e-8) is finer than with the smallest normal (3e-5), in wider types
-# what kernels can still bring into fp16's range. The high end keeps code * scale finite.
+# smallest subnormal, because even there half a step (3e-8) is finer than with the smallest normal (3e-5); in wider
+# types what kernels can still bring into fp16's range. The high end keeps code * scale finite.
 _SCALES = {
     "fp16": (2.0**-24, 65504.0), "bf16": (2.0**-60, 2.0**111), "fp32": (2.0**-60, 2.0**111),
     "fp8_e4m3": (2.0**-9, 448.0), "e8m0": (2.0**-60, 2.0**111),

@@ -8,9 +8,10 @@ import torch
 from kvplan_kernels.attention.config import DecodeConfig, default_config
 from kvplan_kernels.attention.decode import decode, make_workspace
 from kvplan_kernels.attention.door import check_fp8_domain, check_supported
-from kvplan_kernels.attention.unfused import dense_decode, unfused_decode
+from kvplan_kernels.attention.unfused import unfused_decode
 from kvplan_kernels.attention.variant import PLAIN, Variant
 from kvplan_kernels.attention.workspace import Workspace
+from kvplan_kernels.bench.baseline import torch_ways
 from kvplan_kernels.cache import Cache
 from kvplan_kernels.codecs.limits import check_kernel
 from kvplan_kernels.codecs.planar import flip_top_bit
@@ -18,7 +19,6 @@ from kvplan_kernels.store.append import append
 from kvplan_kernels.store.reference import read_reference, write_reference
 from kvplan_kernels.store.static import calibrate_cache, double_scales
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from kvplan.errors import UnsupportedError
 from kvplan.formats.grammar import parse_kv
@@ -140,15 +140,7 @@ class Attention(Kind):
         return k, v
 
     def torch_ways(self, q: Tensor, sm_scale: float) -> tuple[Attend, ...]:
-        """Grouped heads are given as they are (`enable_gqa`) or folded into query rows (`dense_decode`)."""
-
-        def grouped(k: Tensor, v: Tensor) -> Tensor:
-            return scaled_dot_product_attention(q[:, :, None], k, v, scale=sm_scale, enable_gqa=True)
-
-        def folded(k: Tensor, v: Tensor) -> Tensor:
-            return dense_decode(q, k, v, None, sm_scale)
-
-        return grouped, folded
+        return torch_ways(q, sm_scale)
 
 
 ATTENTION = Attention("K and V", "kv", "k", "v", ("decode", "prefill", "prefix", "append"))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvplan_kernels.attention.reference import attention_reference
+from kvplan_kernels.bench.baseline import bytes_read, rotating
 from kvplan_kernels.testing import FP8_DOMAIN, relative_error
 from torch import Tensor
 
@@ -42,7 +43,7 @@ def run(session: Session, filled: Filled) -> PhaseResult:
         checks.append(measure.fusion_check(q, cache, scale, variant, session.dense_bytes))
 
     def timed() -> Paths:
-        caches = measure.rotating(cache)
+        caches = rotating(cache)
         fused = path("fused", measure.fused_time(q, caches, scale, variant))
         if filled.native:
             session.baselines = _with_kernel(session.baselines, fused.seconds)
@@ -92,12 +93,12 @@ def roof_times(session: Session, filled: Filled, result: PhaseResult) -> Times |
     fused, unfused = result.seconds("fused"), result.seconds("unfused")
     if fused is None or session.roof is None:
         return None
-    bytes_read = measure.bytes_read(filled.cache)
-    rate = bytes_read / fused
+    nbytes = bytes_read(filled.cache)
+    rate = nbytes / fused
     return Times(
         fused_seconds=fused,
         unfused_seconds=unfused,
-        bytes_read=bytes_read,
+        bytes_read=nbytes,
         bytes_per_second=rate,
         roof_share=rate / session.roof.bytes_per_second,
         speedup=_best(session, fused) / fused,
