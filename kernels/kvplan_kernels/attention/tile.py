@@ -89,7 +89,7 @@ def outputs_by_row(
     PLANES: tl.constexpr = V.fields_per_word
     weighted = ()
     shifts = ()
-    if V.meta_dot:
+    if V.meta_dot and V.asym:
         b_items = dot(tl.trans(v_meta), p.to(tl.float16), tl.zeros([v_meta.shape[1], p.shape[1]], tl.float32))
         o_item = tl.arange(0, v_meta.shape[1])
     for g in tl.static_range(GROUPS):
@@ -100,9 +100,13 @@ def outputs_by_row(
         else:
             b_p = p.to(tl.float16)
         weighted = weighted + (b_p,)
-        if V.meta_dot:
-            b_one = tl.sum(tl.where((o_item == V.shift_at + g)[:, None], b_items, 0.0), 0)
-            shifts = shifts + (b_one if V.asym else b_one * -centre(V),)
+        if V.meta_dot and V.asym:
+            shifts = shifts + (tl.sum(tl.where((o_item == V.shift_at + g)[:, None], b_items, 0.0), 0),)
+        elif V.meta_dot:
+            # Sums by the matrix unit, of the same rounded products that the codes get: all rows of the result are one.
+            ones = tl.full([16, b_p.shape[0]], 1.0, tl.float16)
+            b_one = tl.max(dot(ones, b_p, tl.zeros([16, b_p.shape[1]], tl.float32)), 0)
+            shifts = shifts + (b_one * -centre(V),)
         elif V.is_int:
             if V.has_row_scale and V.asym:
                 b_zero = meta_value(v_zeros[g], o_token, V.zero_at + g, V).to(tl.float32)
