@@ -61,8 +61,8 @@ def softmax_scale(case: Case, k: Tensor) -> float:
 
     With keys of 1e8 and the usual Dk ** -0.5, one rounding of a logit would decide the output alone.
     """
-    rows = [k[b, :count].float().cpu() for b, count in enumerate(case.counts) if count > 1]
-    spread = max((float(x.std(0).max()) for x in rows), default=0.0)
+    rows = [k[b, :count].float().cpu() for b, count in enumerate(case.counts) if count]
+    spread = max(float(x.std(0, correction=0).max()) for x in rows) or max(float(x.abs().max()) for x in rows)
     factor = SHARPNESS if case.queries == "sharp" else 1.0
     return factor * case.dims[0] ** -0.5 / FACTORS[case.queries] / (spread if spread > 0 else 1.0)
 
