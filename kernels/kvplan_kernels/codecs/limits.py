@@ -29,7 +29,7 @@ _SCALES = {
     "fp16": (2.0**-24, 65504.0), "bf16": (2.0**-60, 2.0**111), "fp32": (2.0**-60, 2.0**111),
     "fp8_e4m3": (2.0**-9, 448.0), "e8m0": (2.0**-60, 2.0**111),
 }  # fmt: skip
-# Scales by channel over N tokens are multiplied into a query below 2**(1 + middle_field), in fp16: beyond the one end the
+# Scales by channel over N tokens are multiplied into a query below 2**(1 + middle_field), in fp16: beyond one end the
 # product is infinite, beyond the other it loses its bits. A step of 2^-14 moves no logit that matters.
 _CHANNEL_SCALE_LOG2 = 14
 _ZEROS = {"fp16": 65504.0, "bf16": 3.3895313892515355e38, "fp32": 3.3895313892515355e38}

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kvplan.formats.layout import TensorView
 from kvplan_kernels.attention.variant import Variant
+from kvplan_kernels.codecs.limits import grid_of
 from kvplan_kernels.matrix.cases import Case
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -59,10 +60,14 @@ def make_variant(case: Case, device: str, seed: int) -> Variant:
 def softmax_scale(case: Case, k: Tensor) -> float:
     """A scale that gives logits a spread of about 1 (`sharp`: 1000), so that the softmax says something about K.
 
-    With keys of 1e8 and the usual Dk ** -0.5, one rounding of a logit would decide the output alone.
+    With keys of 1e8 and the usual Dk ** -0.5, one rounding of a logit would decide the output alone. Keys whose spread
+    is below the least range of their format count as spread by that range.
     """
+    view = case.layout.view("k")
+    least = grid_of(view).scale_min * grid_of(view).divisor if view.by_channel else 0.0
     rows = [k[b, :count].float().cpu() for b, count in enumerate(case.counts) if count]
     spread = max(float(x.std(0, correction=0).max()) for x in rows) or max(float(x.abs().max()) for x in rows)
+    spread = max(spread, least)
     factor = SHARPNESS if case.queries == "sharp" else 1.0
     return factor * case.dims[0] ** -0.5 / FACTORS[case.queries] / (spread if spread > 0 else 1.0)
 
