@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from kvplan_kernels.matrix.run import Outcome
 
 
+# A run that is cut off leaves a report that is at most so old.
+SAVE_SECONDS = 10.0
+
+
 def main(arguments: list[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     prepare()
@@ -34,8 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
             report.merge(other)
     else:
         report = run(given)
-    if given.json:
-        given.json.write_text(json.dumps(report.as_json(), indent=1) + "\n")
+    _save(report, given.json)
     print("\n".join(report.lines()))
     return 0 if report.passed else 1
 
@@ -68,17 +71,25 @@ def run(given: argparse.Namespace) -> Report:
             shapes[case.formats, case.dims, case.page_size, case.group, case.heads, case.dtype].append(case)
     index, count = map(int, given.shard.split("/"))
     groups = list(shapes.values())[index::count]
-    start = time.monotonic()
+    start = saved = time.monotonic()
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(given.jobs, mp_context=spawn, initializer=prepare) as pool:
         stop = start + given.limit_seconds
         for done in as_completed([pool.submit(run_group, group, given.seed, stop) for group in groups]):
             _collect(report, *done.result())
+            if time.monotonic() - saved > SAVE_SECONDS:
+                report.seconds, saved = time.monotonic() - start, time.monotonic()
+                _save(report, given.json)
     # One at a time: each of these fills a good part of the GPU's memory.
     for case in last[index::count]:
         _collect(report, *run_group([case], given.seed, stop))
     report.seconds = time.monotonic() - start
     return report
+
+
+def _save(report: Report, path: Path | None) -> None:
+    if path:
+        path.write_text(json.dumps(report.as_json(), indent=1) + "\n")
 
 
 def _collect(report: Report, outcomes: list[Outcome], not_run: int) -> None:

@@ -73,7 +73,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        return not (self.failures or self.missing)
+        return not (self.failures or self.missing or self.not_run)
 
     def as_json(self) -> dict[str, Any]:
         ordered = {name: self.traps[name] for name in TRAPS}
