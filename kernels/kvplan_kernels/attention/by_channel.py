@@ -17,6 +17,8 @@ from kvplan_kernels.dialect import INTERPRET, LEAST_COLUMNS, as_fp16, dot
 
 # Columns of the least matrix step: one per part of a tile.
 COLUMNS = tl.constexpr(LEAST_COLUMNS)
+# Words of a row up to which an identity matrix of fp16 is small beside shared memory.
+WIDEST_IDENTITY = tl.constexpr(128)
 
 
 @triton.jit
@@ -96,17 +98,21 @@ def spread_query(planes, K: tl.constexpr):
     """Query planes [words, HEADS] -> [HEADS, words], in the registers that a matrix step leaves its result in.
 
     There they can be multiplied by scales without an exchange between threads; a product with the identity gets them
-    there. They are multiplied by 2**middle_field, so that the weights of the fields lie around 1.
+    there, unless rows are so long that the identity would not fit shared memory. They are multiplied by 2**middle_field, so that the weights of the fields lie around 1.
     """
     PLANES: tl.constexpr = K.fields_per_word
     W: tl.constexpr = planes[0].shape[0]
     o_word = tl.arange(0, W)
-    identity = (o_word[:, None] == o_word[None, :]).to(tl.float16)
     spread = ()
+    if W <= WIDEST_IDENTITY:
+        identity = (o_word[:, None] == o_word[None, :]).to(tl.float16)
     for j in tl.static_range(PLANES):
         x = (planes[j].to(tl.float32) * 2.0**K.middle_field).to(tl.float16)
-        x = dot(tl.trans(x), identity, tl.zeros([x.shape[1], W], tl.float32))
-        spread = spread + (x.to(tl.float16),)
+        if W <= WIDEST_IDENTITY:
+            x = dot(tl.trans(x), identity, tl.zeros([x.shape[1], W], tl.float32))
+            spread = spread + (x.to(tl.float16),)
+        else:
+            spread = spread + (tl.trans(x),)
     return spread
 
 

@@ -26,18 +26,19 @@ Path = Literal["fused", "dequantise"]
 Scratch = tuple[Tensor, Tensor]
 
 # Query rows of a KV head (chunk rows x query heads per KV head) from which dequantising once is faster, by row of
-# `config.TABLE`. Estimates from instruction counts, until `bench/prefix.py` has measured them.
+# `config.TABLE`. Measured on an H200 behind 32,768 rows (docs/results/prefix_h200.json); int3, int2 and the rows by
+# channel are not in that file yet and taken from their neighbours.
 CROSSOVER = {
-    "16 bit": 128,
-    "int8": 256,
-    "fp8": 256,
-    "fp4": 256,
-    "int4": 256,
-    "int3": 256,
-    "int2": 256,
-    "groups": 256,
-    "channels": 256,
-    "8-bit channels": 256,
+    "16 bit": 168,
+    "int8": 100,
+    "fp8": 124,
+    "fp4": 72,
+    "int4": 108,
+    "int3": 72,
+    "int2": 108,
+    "groups": 76,
+    "channels": 48,
+    "8-bit channels": 48,
 }
 
 
