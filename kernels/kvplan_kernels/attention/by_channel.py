@@ -98,7 +98,8 @@ def spread_query(planes, K: tl.constexpr):
     """Query planes [words, HEADS] -> [HEADS, words], in the registers that a matrix step leaves its result in.
 
     There they can be multiplied by scales without an exchange between threads; a product with the identity gets them
-    there, unless rows are so long that the identity would not fit shared memory. They are multiplied by 2**middle_field, so that the weights of the fields lie around 1.
+    there, unless rows are so long that the identity would not fit shared memory. They are multiplied by
+    2**middle_field, so that the weights of the fields lie around 1.
     """
     PLANES: tl.constexpr = K.fields_per_word
     W: tl.constexpr = planes[0].shape[0]
