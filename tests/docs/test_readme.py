@@ -38,7 +38,9 @@ def test_stored_results_are_green_and_say_where_they_come_from() -> None:
     assert MAIN in reports
     for path in reports:
         report = json.loads(path.read_text(encoding="utf-8"))
-        assert report["complete"] and all(r["status"] == "ok" for r in report["results"]), path
+        # A run that was cut off says so in its name; what is in it must be green all the same.
+        assert report["complete"] != ("partial" in path.name), path
+        assert report["results"] and all(r["status"] == "ok" for r in report["results"]), path
         assert report["command"].startswith("kvplan validate ") and report["device"]["name"] == "NVIDIA H200"
         assert set(report["device"]["versions"]) >= {"torch", "triton", "kvplan", "python", "cuda"}
         for result in report["results"]:
