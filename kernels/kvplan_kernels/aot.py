@@ -22,6 +22,7 @@ from triton.compiler import ASTSource
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 # The architecture whose counts are recorded.
 GOLDEN_CAPABILITY = 90
+GOLDEN_TRITON = "3.6.0"
 _LABEL = re.compile(r"^(\.L_x?_?\w+):")
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)(.*);")
 _TARGET = re.compile(r"`\((\.L_x?_?\w+)\)")

@@ -1,4 +1,4 @@
-"""One kernel of each family compiles for sm_80 and sm_100 as well, on every Triton at hand."""
+"""One kernel of each family compiles for sm_80 and sm_100 too; on Tritons other than the pinned one a sample of them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ ARCHITECTURES = ("--capability", "80", "--capability", "100")
 
 
 @pytest.mark.parametrize(
-    ("module", "kernels"), [("kvplan_kernels.aot_check", 2 * 11), ("kvplan_kernels.store.aot_check", 2 * 18)]
+    ("module", "kernels", "elsewhere"),
+    [("kvplan_kernels.aot_check", 2 * 11, 2 * 5), ("kvplan_kernels.store.aot_check", 2 * 18, 2 * 18)],
 )
 def test_kernels_compile_for_other_architectures(
-    compile_ahead: Callable[..., dict[str, Any]], triton_folder: str, module: str, kernels: int
+    compile_ahead: Callable[..., dict[str, Any]], triton_folder: str, module: str, kernels: int, elsewhere: int
 ) -> None:
-    rows = compile_ahead(module, triton_folder, ARCHITECTURES)["kernels"]
-    assert len(rows) == kernels and {row["capability"] for row in rows} == {80, 100}
+    found = compile_ahead(module, triton_folder, ARCHITECTURES)
+    rows = found["kernels"]
+    assert len(rows) == (kernels if found["triton"] == "3.6.0" else elsewhere)
+    assert {row["capability"] for row in rows} == {80, 100}
     for row in rows:
         if row["kernel"].startswith("decode"):
             assert row["asynchronous_copies"] > 0 and row["matrix_instructions"] > 0, row

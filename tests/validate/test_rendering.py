@@ -74,4 +74,5 @@ def test_unknown_phases_are_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("validate_*.json")), ids=lambda p: p.stem)
 def test_stored_reports_load(path: Path) -> None:
-    assert ValidationReport.model_validate_json(path.read_text()).passed
+    report = ValidationReport.model_validate_json(path.read_text())
+    assert report.passed or ("partial" in path.name and all(r.status == "ok" for r in report.results))
