@@ -19,7 +19,8 @@ from kvplan.units import parse_count
 
 @click.command("quality")
 @click.argument("model", default=DEFAULT)
-@click.option("--kv", metavar="F", multiple=True, help="Candidate for K and V; repeat it for several.")
+@click.option("--kv", metavar="F", multiple=True,
+              help="Candidate for K and V, or a pair as 'K / V'; repeat it for several.")  # fmt: skip
 @click.option("--k", metavar="F", help="Format of K, with --v: one more candidate.")
 @click.option("--v", metavar="F", help="Format of V, with --k.")
 @click.option("--text", type=click.Path(path_type=Path), help="Text to read; default pydoc_data.topics of Python.")
@@ -33,6 +34,7 @@ from kvplan.units import parse_count
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where to run.")
 @click.option("--no-parts", is_flag=True, help="K and V together only: a third of the time.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write the report as JSON here, after every format.")
+@click.option("--resume", is_flag=True, help="Keep what the file of --out has of the same model, text and formats.")
 @json_option
 def command(
     model: str,
@@ -47,6 +49,7 @@ def command(
     device: str,
     no_parts: bool,
     out: Path | None,
+    resume: bool,
     as_json: bool,
 ) -> None:
     """What cache formats cost MODEL in quality: a model folder, a .gguf file or smollm2-135m.
@@ -65,10 +68,12 @@ def command(
     chosen = candidates(kv, k, v)
     require()
     from kvplan.quality.prepare import Reading
+    from kvplan.quality.resume import read_previous
     from kvplan.quality.start import start
 
     if out is not None and not out.absolute().parent.is_dir():
         raise InputError(f"cannot write {out}: its folder does not exist", "create the folder or choose another file")
+    previous = read_previous(out) if resume else None
     report: QualityReport | None = None
     try:
         with Bar(len(chosen)) as bar:
@@ -82,6 +87,7 @@ def command(
                 parts=not no_parts,
                 command=shlex.join(["kvplan", *sys.argv[1:]]),
                 progress=bar.say,
+                previous=previous,
             ):
                 bar.advance()
                 if out is not None:

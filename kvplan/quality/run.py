@@ -16,6 +16,7 @@ from kvplan import __version__
 from kvplan.errors import UnsupportedError
 from kvplan.quality.attention import NAME, identity, visiting
 from kvplan.quality.measure import Outcome, Run, buckets, compare, figures
+from kvplan.quality.predict import part_of
 from kvplan.quality.report import Baseline, Candidate, Figures, FormatQuality, QualityReport, QualityRequest
 from kvplan.quality.request import has_parts
 from kvplan.quality.stored import Codec, Rows, untouched
@@ -41,9 +42,17 @@ class Inputs:
 
 
 def measure(
-    request: QualityRequest, inputs: Inputs, command: str, progress: Progress = lambda _: None
+    request: QualityRequest,
+    inputs: Inputs,
+    command: str,
+    progress: Progress = lambda _: None,
+    kept: Sequence[FormatQuality] = (),
 ) -> Iterator[QualityReport]:
-    """Run every candidate; yields the report so far after each, the last one complete."""
+    """Run every candidate; yields the report so far after each, the last one complete.
+
+    Args:
+        kept: figures of the same request, from an earlier report.
+    """
     progress("the untouched cache")
     layers: set[int] = set()
 
@@ -68,14 +77,15 @@ def measure(
     )
     for i, candidate in enumerate(request.candidates):
         progress(f"{candidate.format} ({i + 1} of {len(request.candidates)})")
-        found = _measured(candidate, request.parts, base, inputs)
+        found = next((f for f in kept if (f.k, f.v) == (candidate.k, candidate.v)), None)
+        found = found or _measured(candidate, request.parts, base, inputs, report.formats)
         done = i + 1 == len(request.candidates)
         report = report.model_copy(update={"formats": (*report.formats, found), "complete": done})
         yield report
 
 
-def _measured(c: Candidate, parts: bool, base: Run, inputs: Inputs) -> FormatQuality:
-    """K and V together, then each alone."""
+def _measured(c: Candidate, parts: bool, base: Run, inputs: Inputs, before: Sequence[FormatQuality]) -> FormatQuality:
+    """K and V together, then each alone, unless an earlier format has the same K or V."""
     started = time.perf_counter()
     codecs = [Codec(role, spelling, inputs.cache_dtype) for role, spelling in (("k", c.k), ("v", c.v))]
     _calibrate(codecs, inputs)
@@ -83,7 +93,10 @@ def _measured(c: Candidate, parts: bool, base: Run, inputs: Inputs) -> FormatQua
     clipped = {x.role: x.clipped / x.values for x in codecs if x.values}
     alone: list[Figures | None] = [None, None]
     if parts and has_parts(c):
-        alone = [figures(_outcome([codec], base, inputs)[0]) for codec in codecs]
+        alone = [
+            part_of(before, codec.role, codec.spelling) or figures(_outcome([codec], base, inputs)[0])
+            for codec in codecs
+        ]
     return FormatQuality(
         format=c.format,
         k=c.k,
@@ -100,7 +113,7 @@ def _measured(c: Candidate, parts: bool, base: Run, inputs: Inputs) -> FormatQua
 
 def _calibrate(codecs: Sequence[Codec], inputs: Inputs) -> None:
     """Static scales of every layer from one run of the untouched model on the calibration text."""
-    if not any(codec.is_static for codec in codecs):
+    if not any(codec.is_calibrated for codec in codecs):
         return
     assert inputs.calibration is not None
 

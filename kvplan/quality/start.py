@@ -11,7 +11,8 @@ from kvplan.quality.models import Geometry
 from kvplan.quality.prepare import Reading, prepare
 from kvplan.quality.report import Candidate, QualityReport, QualityRequest, TextInfo
 from kvplan.quality.request import CALIBRATION_TOKENS, needs_calibration
-from kvplan.quality.run import Inputs, Progress, measure
+from kvplan.quality.resume import usable
+from kvplan.quality.run import Inputs, Progress, measure, versions
 from kvplan.quality.stored import codec_layout
 
 
@@ -26,6 +27,7 @@ def start(
     parts: bool,
     command: str,
     progress: Progress,
+    previous: QualityReport | None = None,
 ) -> Iterator[QualityReport]:
     """Reports of a measurement, one per finished format; everything that can be refused is refused first."""
     import torch
@@ -56,7 +58,8 @@ def start(
             "compute": compute, "device": device, "parts": parts,
         }
     )  # fmt: skip
-    yield from measure(request, inputs, command, progress)
+    kept = usable(previous, request, source.weights_sha256, versions()) if previous else ()
+    yield from measure(request, inputs, command, progress, kept)
 
 
 def _check_formats(chosen: Sequence[Candidate], g: Geometry) -> None:

@@ -16,6 +16,7 @@ from kvplan.formats.grammar import PLAIN, Format, Named, parse_any
 from kvplan.formats.grid import Tensor as TensorSpec
 from kvplan.formats.grid import bind
 from kvplan.formats.layout import Layout
+from kvplan.quality.request import is_calibrated
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Codec:
     """Encode and decode for one tensor (`k` or `v`) of all layers.
 
     Attributes:
-        static: layer to the scales of a static format.
+        static: layer to the scales that were learnt before: static ones, and the global scale of nvfp4.
         clipped, values: counted over all layers, for static formats.
     """
 
@@ -84,9 +85,8 @@ class Codec:
     values: int = 0
 
     @property
-    def is_static(self) -> bool:
-        parsed = parse_any(self.spelling)
-        return isinstance(parsed, Format) and parsed.is_static
+    def is_calibrated(self) -> bool:
+        return is_calibrated(self.spelling)
 
     @property
     def is_plain(self) -> bool:
@@ -94,7 +94,7 @@ class Codec:
 
     def calibrate(self, layer: int, x: Tensor) -> None:
         """Static scales of one layer from sample rows."""
-        if self.is_static:
+        if self.is_calibrated:
             self.static[layer] = calibrate(self._layout(x), self.role, x[0])
 
     def rows(self, layer: int, x: Tensor) -> Rows:

@@ -10,10 +10,11 @@ import torch
 from kvplan_kernels.attention.reference import format_error
 from kvplan_kernels.codecs.grid import decode, encode
 
+from kvplan.captured import SCHEMA
 from kvplan.cli.main import main
 from kvplan.errors import ExitCode
 from kvplan.specs.load import load_model
-from kvplan.validate.captured import SCHEMA, load
+from kvplan.validate.captured import load
 from kvplan.validate.subject import choose_group, planned
 
 TOKENS, QUERIES = 48, 4
