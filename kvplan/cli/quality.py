@@ -32,6 +32,10 @@ from kvplan.units import parse_count
 @click.option("--compute", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True,
               help="Dtype of the forward pass; bf16 hides the error of 8-bit formats.")  # fmt: skip
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where to run.")
+@click.option("--tasks", type=click.Path(path_type=Path), metavar="FILE.jsonl",
+              help="Your own prompts, a line each: prompt, expected, kind.")  # fmt: skip
+@click.option("--probes", metavar="N", default="0", show_default=True,
+              help="Needles in 512 to N tokens, chained sums, greedy text until it parts; 0: none.")  # fmt: skip
 @click.option("--no-parts", is_flag=True, help="K and V together only: a third of the time.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write the report as JSON here, after every format.")
 @click.option("--resume", is_flag=True, help="Keep what the file of --out has of the same model, text and formats.")
@@ -47,6 +51,8 @@ def command(
     first_token: int | None,
     compute: str,
     device: str,
+    tasks: Path | None,
+    probes: str,
     no_parts: bool,
     out: Path | None,
     resume: bool,
@@ -85,6 +91,8 @@ def command(
                 compute=compute,
                 device=device,
                 parts=not no_parts,
+                probes=parse_count(probes, "tokens") if probes != "0" else 0,
+                tasks=tasks,
                 command=shlex.join(["kvplan", *sys.argv[1:]]),
                 progress=bar.say,
                 previous=previous,

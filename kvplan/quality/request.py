@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from kvplan.errors import UsageError
 from kvplan.formats.grammar import PLAIN, Named, Pair, parse_any, parse_kv
+from kvplan.formats.layout import number_bits
 from kvplan.formats.named import recipe_of
-from kvplan.quality.report import Candidate
+from kvplan.quality.report import Candidate, QualityRequest
 
 DEFAULT_FORMATS = ("int8:group/32", "int8", "fp8_e4m3", "int4:group/32,asym", "kivi4")
 DEFAULT_TOKENS = 1024
@@ -58,6 +59,18 @@ def is_calibrated(spelling: str) -> bool:
 def has_parts(c: Candidate) -> bool:
     """Whether K only and V only differ from both together."""
     return c.k not in PLAIN and c.v not in PLAIN
+
+
+def unverified(request: QualityRequest) -> list[str]:
+    """What this report does not show of formats below 4 bits, which single steps flatter most."""
+    low = [c.format for c in request.candidates if any(_bits(s) < 4 for s in (c.k, c.v))]
+    return [] if request.probes or not low else [f"{', '.join(low)}: not verified: retrieval, math, this model"]
+
+
+def _bits(spelling: str) -> int:
+    parsed = parse_any(spelling)
+    number = recipe_of(parsed.name).format.number if isinstance(parsed, Named) else parsed.number
+    return number_bits(number)
 
 
 def memory_needed(parameters: int, vocab: int, layers: int, row_bytes: int, tokens: int, gguf: bool) -> int:

@@ -6,7 +6,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from kvplan.quality.report import Figures, QualityReport
+from kvplan.quality.report import Figures, QualityReport, TaskScore
 from kvplan.report.terminal import QuietConsole
 
 
@@ -20,6 +20,9 @@ def print_quality(report: QualityReport, console: QuietConsole | None = None) ->
     console.print(_formats(report))
     console.print()
     console.print(_positions(report))
+    if b.tasks:
+        console.print()
+        console.print(_tasks(report))
     for line in (report.scope, *report.notes, *_asides(report)):
         console.print(Text(f"note: {line}"), soft_wrap=True)
 
@@ -39,6 +42,23 @@ def _positions(report: QualityReport) -> Table:
     for f in report.formats:
         table.add_row(f.format, *(f"{b.kl_mean:.5f}" for b in f.buckets))
     return table
+
+
+def _tasks(report: QualityReport) -> Table:
+    """Tasks right, of those that the untouched model gets right; `greedy` in tokens until the texts part."""
+    kinds = [t.kind for t in report.baseline.tasks]
+    table = _table("tasks right", *kinds)
+    table.add_row("untouched", *(f"{t.right} of {t.tasks}" for t in report.baseline.tasks))
+    for f in report.formats:
+        by_kind = {t.kind: t for t in f.tasks}
+        table.add_row(f.format, *(_score(by_kind.get(kind)) for kind in kinds))
+    return table
+
+
+def _score(t: TaskScore | None) -> str:
+    if t is None:
+        return "-"
+    return f"{t.tokens_mean:.1f} tokens" if t.kind == "greedy" else f"{t.right} of {t.tasks}"
 
 
 def _asides(report: QualityReport) -> list[str]:
