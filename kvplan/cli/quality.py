@@ -10,7 +10,8 @@ import click
 
 from kvplan.cli.options import json_option
 from kvplan.cli.progress import Bar
-from kvplan.errors import InputError
+from kvplan.errors import InputError, UsageError
+from kvplan.quality.law import PredictionReport
 from kvplan.quality.models import DEFAULT
 from kvplan.quality.report import QualityReport
 from kvplan.quality.request import DEFAULT_TOKENS
@@ -38,6 +39,11 @@ from kvplan.units import parse_count
               help="Needles in 512 to N tokens, chained sums, greedy text until it parts; 0: none.")  # fmt: skip
 @click.option("--no-parts", is_flag=True, help="K and V together only: a third of the time.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write the report as JSON here, after every format.")
+@click.option("--predict", is_flag=True, help="Predict KL from captured tensors in seconds; the model is not run.")
+@click.option("--tensors", type=click.Path(path_type=Path),
+              help="With --predict: file of kvplan capture; default a small set of SmolLM2-135M.")  # fmt: skip
+@click.option("--measured", type=click.Path(path_type=Path),
+              help="With --predict: report of this command, whose figures come first.")  # fmt: skip
 @click.option("--resume", is_flag=True, help="Keep what the file of --out has of the same model, text and formats.")
 @json_option
 def command(
@@ -55,6 +61,9 @@ def command(
     probes: str,
     no_parts: bool,
     out: Path | None,
+    predict: bool,
+    tensors: Path | None,
+    measured: Path | None,
     resume: bool,
     as_json: bool,
 ) -> None:
@@ -66,6 +75,7 @@ def command(
     \b
     Examples:
       kvplan quality --kv int8 --kv fp8_e4m3 --kv kivi2
+      kvplan quality --predict --kv kivi4 --kv nvfp4 --kv 'int8 / int4:group/64,asym'
       kvplan quality ./my-model --k int8 --v int4:group/32,asym --text corpus.txt
     """
     from kvplan.quality.models import require
@@ -73,12 +83,20 @@ def command(
 
     chosen = candidates(kv, k, v)
     require()
+    if out is not None and not out.absolute().parent.is_dir():
+        raise InputError(f"cannot write {out}: its folder does not exist", "create the folder or choose another file")
+    words = shlex.join(["kvplan", *sys.argv[1:]])
+    if predict:
+        from kvplan.quality.forecast import forecast
+
+        _show_prediction(forecast(model, chosen, tensors, measured, words), out, as_json)
+        return
+    if tensors or measured:
+        raise UsageError("--tensors and --measured go with --predict", "add --predict, or leave them out")
     from kvplan.quality.prepare import Reading
     from kvplan.quality.resume import read_previous
     from kvplan.quality.start import start
 
-    if out is not None and not out.absolute().parent.is_dir():
-        raise InputError(f"cannot write {out}: its folder does not exist", "create the folder or choose another file")
     previous = read_previous(out) if resume else None
     report: QualityReport | None = None
     try:
@@ -93,7 +111,7 @@ def command(
                 parts=not no_parts,
                 probes=parse_count(probes, "tokens") if probes != "0" else 0,
                 tasks=tasks,
-                command=shlex.join(["kvplan", *sys.argv[1:]]),
+                command=words,
                 progress=bar.say,
                 previous=previous,
             ):
@@ -113,3 +131,14 @@ def _show(report: QualityReport, as_json: bool) -> None:
     from kvplan.report.quality import print_quality
 
     print_quality(report)
+
+
+def _show_prediction(report: PredictionReport, out: Path | None, as_json: bool) -> None:
+    if out is not None:
+        report.save(out)
+    if as_json:
+        click.echo(report.to_json())
+        return
+    from kvplan.report.quality import print_prediction
+
+    print_prediction(report)

@@ -6,6 +6,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from kvplan.quality.law import PredictionReport
 from kvplan.quality.report import Figures, QualityReport, TaskScore
 from kvplan.report.terminal import QuietConsole
 
@@ -42,6 +43,21 @@ def _positions(report: QualityReport) -> Table:
     for f in report.formats:
         table.add_row(f.format, *(f"{b.kl_mean:.5f}" for b in f.buckets))
     return table
+
+
+def print_prediction(report: PredictionReport, console: QuietConsole | None = None) -> None:
+    """Print one row per format with its interval and the kind of evidence."""
+    console = console or QuietConsole(highlight=False, markup=False, emoji=False)
+    console.print(Text(f"{report.model}: KL predicted, model not run", style="bold"))
+    console.print(Text(f"tensors: {report.tensors}"), soft_wrap=True)
+    table = _table("format", "KL", "90% interval", "error K", "error V", "evidence")
+    for f in report.formats:
+        errors = (f"{e:.4f}" if e is not None else "-" for e in (f.error_k, f.error_v))
+        between = "-" if f.low == f.high else f"{f.low:.5f} to {f.high:.5f}"
+        table.add_row(f.format, f"{f.kl:.5f}", between, *errors, f.evidence)
+    console.print(table)
+    for line in report.notes:
+        console.print(Text(f"note: {line}"), soft_wrap=True)
 
 
 def _tasks(report: QualityReport) -> Table:

@@ -1,0 +1,80 @@
+"""`kvplan quality --predict`: KL of formats in seconds, from captured tensors; measured figures come first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvplan.captured import SHIPPED, read_capture
+from kvplan.errors import InputError
+from kvplan.quality.law import FACTOR, Evidence, Prediction, PredictionReport, kl_of
+from kvplan.quality.predict import predicted_kl
+from kvplan.quality.report import Candidate, QualityReport
+from kvplan.quality.tensors import TensorErrors
+
+SAME_TEXT = "static scales come from the first half of the same tensors: another text clips more, by channel most"
+
+
+def forecast(
+    model: str, chosen: Sequence[Candidate], tensors: Path | None, measured: Path | None, command: str
+) -> PredictionReport:
+    """Predict every candidate for `model` from a capture file, the shipped one by default.
+
+    Raises:
+        InputError: a file that is no capture or no report; a report of another model.
+        UsageError, UnsupportedError: a format that does not fit the tensors or has no codec.
+    """
+    import torch
+
+    file = read_capture(tensors or SHIPPED)
+    report = _report(measured, model)
+    own = file.model.lower() == _name(model)
+    errors = TensorErrors(file)
+    with torch.inference_mode():
+        rows = [_predict(c, errors, report, own) for c in chosen]
+    notes = [SAME_TEXT] if any(r.error_k is not None for r in rows) else []
+    if not own:
+        notes.append(f"{file.model} is another model: the order of formats mostly carries over, the size does not")
+    return PredictionReport(
+        command=command,
+        model=model,
+        tensors=file.source,
+        measured=report.weights_sha256 if report else None,
+        formats=tuple(rows),
+        notes=tuple(notes),
+    )
+
+
+def _predict(c: Candidate, errors: TensorErrors, report: QualityReport | None, own: bool) -> Prediction:
+    names = {"format": c.format, "k": c.k, "v": c.v}
+    if report is not None:
+        whole = next((f.kl_mean for f in report.formats if (f.k, f.v) == (c.k, c.v)), None)
+        kl = predicted_kl(report, c.k, c.v) if whole is None else whole
+        if kl is not None:
+            return Prediction(
+                **names, kl=kl, low=kl, high=kl, error_k=None, error_v=None, evidence="measured on this model"
+            )
+    error_k, error_v = errors.error("k", c.k), errors.error("v", c.v)
+    kl = kl_of(error_k, error_v)
+    kind: Evidence = "predicted from this model's tensors" if own else "from another model"
+    return Prediction(
+        **names, kl=kl, low=kl / FACTOR, high=kl * FACTOR, error_k=error_k, error_v=error_v, evidence=kind
+    )
+
+
+def _report(path: Path | None, model: str) -> QualityReport | None:
+    if path is None:
+        return None
+    from kvplan.quality.resume import read_previous
+
+    report = read_previous(path)
+    if report is None:
+        raise InputError(f"{path} does not exist", "give the file that kvplan quality --out wrote")
+    if report.request.model.lower() != _name(model):
+        raise InputError(f"{path} is of {report.request.model}, not of {model}", "measure this model")
+    return report
+
+
+def _name(model: str) -> str:
+    """A model's name as reports and captures have it: the folder's, or the GGUF file's without its ending."""
+    return Path(model).resolve().name.removesuffix(".gguf").lower()

@@ -1,0 +1,59 @@
+"""From errors on captured tensors to KL: a monotone law, fitted once by tools/fit_quality.py. No torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from kvplan.stored import StoredReport
+
+KL_OF_K, KL_OF_V = 4.23, 1.27
+FACTOR = 1.5
+"""Nine of ten formats lie within this factor of the measured KL."""
+
+Evidence = Literal[
+    "measured on this model", "predicted from this model's tensors", "from another model", "format theory only"
+]
+"""Kinds of evidence, best first."""
+
+
+def kl_of(error_k: float, error_v: float) -> float:
+    """Mean KL of a pair; the contributions of K and V add.
+
+    Args:
+        error_k, error_v: error of the attention output with only K, only V stored: see `tensors.TensorErrors.error`.
+    """
+    return KL_OF_K * error_k**2 + KL_OF_V * error_v**2
+
+
+class Prediction(BaseModel):
+    """What is expected of one format."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    format: str
+    k: str
+    v: str
+    kl: float
+    low: float
+    high: float
+    """Interval that nine of ten formats keep on the studied model; equal to `kl` where it was measured."""
+    error_k: float | None
+    """Error of the attention output with only K stored; null where KL was measured."""
+    error_v: float | None
+    evidence: Evidence
+
+
+class PredictionReport(StoredReport):
+    """What `kvplan quality --predict` found."""
+
+    schema_: Literal["kvplan.prediction/1"] = Field(default="kvplan.prediction/1", alias="schema")
+    command: str
+    model: str
+    tensors: str
+    """Which captured tensors, in words."""
+    measured: str | None
+    """Hash of the weights that the measured figures are of."""
+    formats: tuple[Prediction, ...]
+    notes: tuple[str, ...]

@@ -1,0 +1,123 @@
+"""Prediction from captured tensors: errors by hand, the law against measured KL, kinds of evidence, bad input."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvplan.captured import SHIPPED, CaptureFile, read_capture
+from kvplan.cli.main import main
+from kvplan.errors import ExitCode
+from kvplan.quality.attention import attend
+from kvplan.quality.law import FACTOR, KL_OF_K, KL_OF_V, kl_of
+from kvplan.quality.predict import predicted_kl, spearman
+from kvplan.quality.report import QualityReport
+from kvplan.quality.stored import Codec, Rows, untouched
+from kvplan.quality.tensors import TensorErrors, attend_at
+
+REPO = Path(__file__).resolve().parents[2]
+STORED = REPO / "docs" / "results" / "quality_smollm2.json"
+CLIPS = "int8:channel"
+"""Its loss is what another text clips, which scales from the same text cannot show."""
+
+
+@pytest.fixture(scope="module")
+def shipped() -> CaptureFile:
+    return read_capture(SHIPPED)
+
+
+@pytest.fixture(scope="module")
+def report() -> QualityReport:
+    return QualityReport.model_validate_json(STORED.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def errors(shipped: CaptureFile, report: QualityReport) -> dict[str, tuple[float, float]]:
+    made = TensorErrors(shipped)
+    with torch.inference_mode():
+        return {f.format: (made.error("k", f.k), made.error("v", f.v)) for f in report.formats}
+
+
+def test_the_shipped_set_is_small_and_says_where_it_is_from(shipped: CaptureFile) -> None:
+    assert SHIPPED.stat().st_size <= 4e6 and (SHIPPED.parent / "README.md").is_file()
+    assert shipped.model == "smollm2-135m" and [x.layer for x in shipped.layers] == [0, 10, 20, 29]
+    assert len(shipped.layers[0].positions) == 64 and shipped.layers[0].positions[:2] == (15, 31)
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_attention_at_some_positions_is_that_of_all(shipped: CaptureFile, window: int | None) -> None:
+    """Against the attention of the end-to-end run, with a residual on K and V."""
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, h, 192, 64, generator=g) for h in (9, 3, 3))
+    at = tuple(range(15, 192, 16))
+    rows = replace(shipped.layers[0], q=q[0][:, at, :], k=k[0], v=v[0], scale=0.125, window=window, positions=at)
+    mask = torch.zeros(192, 192).masked_fill(torch.ones(192, 192, dtype=torch.bool).triu(1), -torch.inf)
+    if window:
+        mask = mask.masked_fill(torch.ones(192, 192, dtype=torch.bool).tril(-window), -torch.inf)
+    stored = [
+        Codec(role, f"int2:{where}/32,asym,recent=32", "bf16").rows(0, x)
+        for role, where, x in (("k", "channel", k), ("v", "group", v))
+    ]
+    whole = attend(q, stored[0], stored[1], mask[None, None], 0.125)
+    alone = [Rows(x.role, x.exact[0], x.decoded[0], x.layout) for x in stored]
+    torch.testing.assert_close(attend_at(rows, alone[0], alone[1]), whole[0][:, at, :], rtol=1e-4, atol=1e-5)
+    plain = attend(q, untouched("k", k), untouched("v", v), mask[None, None], 0.125)
+    found = attend_at(rows, untouched("k", k[0]), untouched("v", v[0]))
+    torch.testing.assert_close(found, plain[0][:, at, :], rtol=1e-4, atol=1e-5)
+
+
+def test_the_order_is_that_of_measured_kl(
+    report: QualityReport, errors: dict[str, tuple[float, float]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = {f.format: f.kl_mean for f in report.formats}
+    predicted = {f: kl_of(*e) for f, e in errors.items()}
+    assert spearman([predicted[f] for f in measured], list(measured.values())) >= 0.97
+    off = [f for f in measured if not 1 / FACTOR < predicted[f] / measured[f] < FACTOR]
+    assert len(off) <= 0.1 * len(measured) and set(off) <= {CLIPS}, off
+
+
+def test_the_constants_are_what_the_tool_finds(report: QualityReport, errors: dict[str, tuple[float, float]]) -> None:
+    spec = importlib.util.spec_from_file_location("fit_quality", REPO / "tools" / "fit_quality.py")
+    assert spec is not None and spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    a, b = tool.fit(errors, {f.format: f.kl_mean for f in report.formats})
+    assert (a, b) == pytest.approx((KL_OF_K, KL_OF_V), rel=0.01)
+
+
+def test_measured_figures_come_first(report: QualityReport, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["quality", "--predict", "--measured", str(STORED), "--json", "--kv", "kivi4", "--kv", "int3"]
+    assert main([*argv, "--kv", "int4:group/32,asym / int8"]) == ExitCode.OK
+    kivi, other, pair = json.loads(capsys.readouterr().out)["formats"]
+    assert kivi["evidence"] == pair["evidence"] == "measured on this model"
+    assert kivi["kl"] == kivi["low"] == next(f.kl_mean for f in report.formats if f.format == "kivi4")
+    assert pair["kl"] == predicted_kl(report, "int4:group/32,asym", "int8")
+    assert other["evidence"] == "predicted from this model's tensors" and other["error_k"] > 0.1
+    assert other["low"] < other["kl"] < other["high"]
+
+
+def test_another_model_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["quality", "llama-3.1-8b", "--predict", "--kv", "int8", "--kv", "bf16"]) == ExitCode.OK
+    out = capsys.readouterr().out
+    assert "from another model" in out and "smollm2-135m is another model" in out and "0.00000" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "message"),
+    [
+        (["--tensors", "x.safetensors"], ExitCode.USAGE, "go with --predict"),
+        (["--predict", "--tensors", "no"], ExitCode.INPUT, "cannot read no"),
+        (["--predict", "--kv", "lm3,rot"], ExitCode.UNSUPPORTED, "lm3,rot"),
+        (["--predict", "--kv", "int4:group/128"], ExitCode.USAGE, "do not divide head_dim 64"),
+        (["other", "--predict", "--measured", str(STORED)], ExitCode.INPUT, "is of smollm2-135m, not of other"),
+        (["--predict", "--measured", "no.json"], ExitCode.INPUT, "does not exist"),
+    ],
+)
+def test_bad_input(argv: list[str], code: ExitCode, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["quality", *argv]) == code
+    assert message in capsys.readouterr().err.splitlines()[0]
