@@ -74,6 +74,7 @@ class Codec:
 
     Attributes:
         static: layer to the scales that were learnt before: static ones, and the global scale of nvfp4.
+        margin: factor on the range that static scales cover.
         clipped, values: counted over all layers, for static formats.
     """
 
@@ -81,6 +82,7 @@ class Codec:
     spelling: str
     dtype: str
     static: dict[int, Encoded] = field(default_factory=dict)
+    margin: float = 1.0
     clipped: int = 0
     values: int = 0
 
@@ -95,7 +97,7 @@ class Codec:
     def calibrate(self, layer: int, x: Tensor) -> None:
         """Static scales of one layer from sample rows."""
         if self.is_calibrated:
-            self.static[layer] = calibrate(self._layout(x), self.role, x[0])
+            self.static[layer] = calibrate(self._layout(x), self.role, x[0], self.margin)
 
     def rows(self, layer: int, x: Tensor) -> Rows:
         """What a cache in this format gives back of `x`."""

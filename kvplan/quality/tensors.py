@@ -24,12 +24,16 @@ class TensorErrors:
     Args:
         calibration: another text's tensors of the same layers for static scales; else the first half of the rows.
         dtype: of the model's own cache, for `scale=model`.
+        margin: factor on the range that static scales cover.
     """
 
-    def __init__(self, file: CaptureFile, calibration: CaptureFile | None = None, dtype: str = "bf16") -> None:
-        self.file, self._dtype = file, dtype
+    def __init__(
+        self, file: CaptureFile, calibration: CaptureFile | None = None, dtype: str = "bf16", margin: float = 1.0
+    ) -> None:
+        self.file, self._dtype, self._margin = file, dtype, margin
         self._learn = {x.layer: x for x in calibration.layers} if calibration else {}
         self._known: dict[tuple[str, str], Tensor] = {}
+        self._codecs: dict[tuple[str, str], Codec] = {}
 
     def error(self, role: str, spelling: str) -> float:
         """Error with only this tensor stored."""
@@ -45,13 +49,25 @@ class TensorErrors:
             self._known[key] = torch.stack(rows)
         return self._known[key]
 
+    def clipped(self, role: str, spelling: str) -> float:
+        """Share of this tensor's values beyond its static scales' range."""
+        self.by_layer(role, spelling)
+        codec = self._codecs[role, spelling]
+        return codec.clipped / codec.values if codec.values else 0.0
+
+    def scales(self, role: str, spelling: str) -> dict[int, Tensor]:
+        """Layer to its static scales `(heads or 1, channels or 1)`; the global scale of nvfp4."""
+        self.by_layer(role, spelling)
+        static = self._codecs[role, spelling].static
+        return {layer: found.get("scale", found.get("global")) for layer, found in static.items()}
+
     @cached_property
     def _exact(self) -> list[Tensor]:
         return [attend_at(x, untouched("k", x.k), untouched("v", x.v)) for x in self.file.layers]
 
     def _layer(self, i: int, role: str, spelling: str) -> Tensor:
         x = self.file.layers[i]
-        codec = Codec(role, spelling, self._dtype)
+        codec = self._codecs.setdefault((role, spelling), Codec(role, spelling, self._dtype, margin=self._margin))
         rows = getattr(x, role)
         known = self._learn.get(x.layer)
         codec.calibrate(x.layer, (getattr(known, role) if known else rows[:, : rows.shape[1] // 2])[None])

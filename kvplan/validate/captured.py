@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +13,7 @@ from kvplan_kernels.attention.reference import FormatError, format_error
 from kvplan_kernels.codecs.grid import calibrate, decode, encode
 from torch import Tensor
 
-from kvplan.captured import read_capture
+from kvplan.captured import SHIPPED, read_capture
 from kvplan.errors import InputError
 from kvplan.formats.layout import Layout
 from kvplan.specs.groups import AttentionGroup
@@ -87,6 +88,11 @@ def _stored(layout: Layout, role: str, x: Tensor) -> Tensor:
         static = calibrate(layout, role, rows[:, : rows.shape[1] // 2]) or None
         parts.append(decode(layout, role, encode(layout, role, rows, static)))
     return torch.stack(parts)
+
+
+def shipped(model: str) -> Path | None:
+    """The capture file that comes with kvplan, if it is of this model and can be read here."""
+    return SHIPPED if model == SHIPPED.stem and importlib.util.find_spec("safetensors") else None
 
 
 def load(path: Path, group: AttentionGroup) -> Captured:

@@ -90,3 +90,14 @@ def test_bad_input(
     assert main(argv) == ExitCode.INPUT
     error, hint = capsys.readouterr().err.strip().splitlines()
     assert message in error and hint.startswith("hint: ")
+
+
+@pytest.mark.slow
+def test_the_shipped_tensors_are_the_default_of_their_model(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["validate", "smollm2-135m", "--device", "cpu", "--context", "40", "--batch", "1", "--kv", "int8"]
+    assert main([*argv, "--phase", "append", "--json"]) == ExitCode.OK
+    report = json.loads(capsys.readouterr().out)
+    assert "smollm2-135m (layers 0, 10, 20, 29; 1,024 tokens" in report["tensors"]
+    assert report["request"]["tensors_file"] is None
+    # What end-to-end KL of 7e-4 goes with; synthetic tensors give another size.
+    assert 0.01 < report["results"][1]["format_error"]["both"]["output"]["mean"] < 0.02
