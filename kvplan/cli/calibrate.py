@@ -23,7 +23,7 @@ def command(captured: Path, held_out: Path, kv: str, out: Path | None, as_json: 
     Tensors are named as in checkpoints that vLLM and SGLang read: model.layers.I.self_attn.k_scale and v_scale.
 
     \b
-    Example:
+    Examples:
       kvplan capture ./my-model --text a.txt --out a.safetensors
       kvplan capture ./my-model --text b.txt --out b.safetensors
       kvplan calibrate a.safetensors --held-out b.safetensors --kv int8:head --out scales.safetensors
