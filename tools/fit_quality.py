@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from kvplan.captured import read_capture
+from kvplan.captured import CaptureFile, read_capture
 from kvplan.quality.report import QualityReport
 from kvplan.quality.tensors import TensorErrors
 
@@ -26,11 +27,8 @@ LEFT_OUT = "int8:channel"
 """Its loss is values that another text clips: scales from the same text do not show it."""
 
 
-def errors_of(tensors: Path, report: QualityReport, layers: set[int] | None = None) -> dict[str, tuple[float, float]]:
+def errors_of(file: CaptureFile, report: QualityReport) -> dict[str, tuple[float, float]]:
     """Format to (error of K, error of V)."""
-    file = read_capture(tensors)
-    if layers is not None:
-        file = replace(file, layers=tuple(x for x in file.layers if x.layer in layers))
     made = TensorErrors(file)
     with torch.inference_mode():
         return {f.format: (made.error("k", f.k), made.error("v", f.v)) for f in report.formats}
@@ -51,14 +49,19 @@ def fit(errors: dict[str, tuple[float, float]], measured: dict[str, float]) -> t
 
 def main() -> None:
     what, tensors, stored = sys.argv[1:4]
-    layers = {int(x) for x in sys.argv[4].split(",")} if len(sys.argv) > 4 else None
+    file = read_capture(Path(tensors))
+    if len(sys.argv) > 4:
+        layers = {int(x) for x in sys.argv[4].split(",")}
+        file = replace(file, layers=tuple(x for x in file.layers if x.layer in layers))
     report = QualityReport.model_validate_json(Path(stored).read_text(encoding="utf-8"))
-    errors = errors_of(Path(tensors), report, layers)
+    errors = errors_of(file, report)
     if what == "fit":
         a, b = fit(errors, {f.format: f.kl_mean for f in report.formats})
         print(f"KL_OF_K, KL_OF_V = {a:.2f}, {b:.2f}")
     else:
-        print(json.dumps({f: [round(x, 6) for x in e] for f, e in errors.items()}, indent=1))
+        rows = {f: [round(x, 6) for x in e] for f, e in errors.items()}
+        words = shlex.join(["python", *sys.argv])
+        print(json.dumps({"command": words, "tensors": file.source, "errors": rows}, indent=1))
 
 
 if __name__ == "__main__":

@@ -18,15 +18,14 @@ from kvplan.errors import InputError, UsageError
 @click.option("--out", type=click.Path(path_type=Path), help="Write the scales here: .safetensors or .json.")
 @json_option
 def command(captured: Path, held_out: Path, kv: str, out: Path | None, as_json: bool) -> None:
-    """Static scales of K and V per layer, from two files of kvplan capture with all layers.
+    """Static scales of K and V per layer, from two files of kvplan capture with all layers, of two texts.
 
     Tensors are named as in checkpoints that vLLM and SGLang read: model.layers.I.self_attn.k_scale and v_scale.
 
     \b
     Examples:
-      kvplan capture ./my-model --text a.txt --out a.safetensors
-      kvplan capture ./my-model --text b.txt --out b.safetensors
-      kvplan calibrate a.safetensors --held-out b.safetensors --kv int8:head --out scales.safetensors
+      kvplan calibrate a.safetensors --held-out b.safetensors --out scales.safetensors
+      kvplan calibrate a.safetensors --held-out b.safetensors --kv int8:head --json
     """
     if out is not None and out.suffix not in (".json", ".safetensors"):
         raise UsageError(f"{out}: scales are written as .safetensors or .json", "name one of them")

