@@ -4,7 +4,7 @@
     python tools/fit_quality.py errors TENSORS quality.json [LAYERS]
 
 `fit` prints the two constants; `errors` prints K's and V's error of every format of the report as JSON, for an
-evaluation on other layers or another text.
+evaluation on other layers or another text. `fit-statistics` and `errors-statistics` do so from statistics alone.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 
 from kvplan.captured import CaptureFile, read_capture
 from kvplan.quality.report import QualityReport
+from kvplan.quality.statistics import StatisticErrors
 from kvplan.quality.tensors import TensorErrors
 
 LEAST, MOST, STEP = 0.05, 1.5, 0.05
@@ -27,9 +28,11 @@ LEFT_OUT = "int8:channel"
 """Its loss is values that another text clips: scales from the same text do not show it."""
 
 
-def errors_of(file: CaptureFile, report: QualityReport) -> dict[str, tuple[float, float]]:
+def errors_of(
+    file: CaptureFile, report: QualityReport, make: type[TensorErrors] | type[StatisticErrors] = TensorErrors
+) -> dict[str, tuple[float, float]]:
     """Format to (error of K, error of V)."""
-    made = TensorErrors(file)
+    made = make(file)
     with torch.inference_mode():
         return {f.format: (made.error("k", f.k), made.error("v", f.v)) for f in report.formats}
 
@@ -54,10 +57,11 @@ def main() -> None:
         layers = {int(x) for x in sys.argv[4].split(",")}
         file = replace(file, layers=tuple(x for x in file.layers if x.layer in layers))
     report = QualityReport.model_validate_json(Path(stored).read_text(encoding="utf-8"))
-    errors = errors_of(file, report)
-    if what == "fit":
+    statistics = what.endswith("-statistics")
+    errors = errors_of(file, report, StatisticErrors if statistics else TensorErrors)
+    if what.startswith("fit"):
         a, b = fit(errors, {f.format: f.kl_mean for f in report.formats})
-        print(f"KL_OF_K, KL_OF_V = {a:.2f}, {b:.2f}")
+        print(f"{'STATISTICS_' if statistics else ''}KL_OF_K, ..._V = {a:.2f}, {b:.2f}")
     else:
         rows = {f: [round(x, 6) for x in e] for f, e in errors.items()}
         words = shlex.join(["python", *sys.argv])

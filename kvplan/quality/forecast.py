@@ -7,9 +7,10 @@ from pathlib import Path
 
 from kvplan.captured import SHIPPED, read_capture
 from kvplan.errors import InputError
-from kvplan.quality.law import FACTOR, Evidence, Prediction, PredictionReport, kl_of
+from kvplan.quality.law import FACTOR, Evidence, Prediction, PredictionReport, kl_of, kl_of_statistics
 from kvplan.quality.predict import predicted_kl
 from kvplan.quality.report import Candidate, QualityReport
+from kvplan.quality.statistics import StatisticErrors
 from kvplan.quality.tensors import TensorErrors
 
 SAME_TEXT = "static scales come from the first half of the same tensors: another text clips more, by channel most"
@@ -29,9 +30,9 @@ def forecast(
     file = read_capture(tensors or SHIPPED)
     report = _report(measured, model)
     own = file.model.lower() == _name(model)
-    errors = TensorErrors(file)
+    errors, statistics = TensorErrors(file), StatisticErrors(file)
     with torch.inference_mode():
-        rows = [_predict(c, errors, report, own) for c in chosen]
+        rows = [_predict(c, errors, statistics, report, own) for c in chosen]
     notes = [SAME_TEXT] if any(r.error_k is not None for r in rows) else []
     if not own:
         notes.append(f"{file.model} is another model: the order of formats mostly carries over, the size does not")
@@ -45,20 +46,38 @@ def forecast(
     )
 
 
-def _predict(c: Candidate, errors: TensorErrors, report: QualityReport | None, own: bool) -> Prediction:
-    names = {"format": c.format, "k": c.k, "v": c.v}
+def _predict(
+    c: Candidate, errors: TensorErrors, statistics: StatisticErrors, report: QualityReport | None, own: bool
+) -> Prediction:
     if report is not None:
         whole = next((f.kl_mean for f in report.formats if (f.k, f.v) == (c.k, c.v)), None)
         kl = predicted_kl(report, c.k, c.v) if whole is None else whole
         if kl is not None:
             return Prediction(
-                **names, kl=kl, low=kl, high=kl, error_k=None, error_v=None, evidence="measured on this model"
+                format=c.format,
+                k=c.k,
+                v=c.v,
+                kl=kl,
+                low=kl,
+                high=kl,
+                error_k=None,
+                error_v=None,
+                evidence="measured on this model",
             )
     error_k, error_v = errors.error("k", c.k), errors.error("v", c.v)
     kl = kl_of(error_k, error_v)
     kind: Evidence = "predicted from this model's tensors" if own else "from another model"
     return Prediction(
-        **names, kl=kl, low=kl / FACTOR, high=kl * FACTOR, error_k=error_k, error_v=error_v, evidence=kind
+        format=c.format,
+        k=c.k,
+        v=c.v,
+        kl=kl,
+        low=kl / FACTOR,
+        high=kl * FACTOR,
+        error_k=error_k,
+        error_v=error_v,
+        kl_statistics=kl_of_statistics(statistics.error("k", c.k), statistics.error("v", c.v)),
+        evidence=kind,
     )
 
 

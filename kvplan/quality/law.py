@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from kvplan.stored import StoredReport
 
 KL_OF_K, KL_OF_V = 4.07, 1.42
+STATISTICS_KL_OF_K, STATISTICS_KL_OF_V = 0.61, 0.58
+"""The same law for errors from statistics alone."""
 FACTOR = 2.0
 """Nine of ten formats lie within this factor of KL on a text and layers that the law was not fitted to; within 1.5 on
 those that it was."""
@@ -28,6 +30,11 @@ def kl_of(error_k: float, error_v: float) -> float:
     return KL_OF_K * error_k**2 + KL_OF_V * error_v**2
 
 
+def kl_of_statistics(error_k: float, error_v: float) -> float:
+    """Mean KL from `statistics.StatisticErrors.error` of K and V."""
+    return STATISTICS_KL_OF_K * error_k**2 + STATISTICS_KL_OF_V * error_v**2
+
+
 class Prediction(BaseModel):
     """What is expected of one format."""
 
@@ -43,6 +50,8 @@ class Prediction(BaseModel):
     error_k: float | None
     """Error of the attention output with only K stored; null where KL was measured."""
     error_v: float | None
+    kl_statistics: float | None = None
+    """KL from statistics of the tensors alone, no codec run: a second opinion, less sure."""
     evidence: Evidence
 
 

@@ -50,11 +50,12 @@ def print_prediction(report: PredictionReport, console: QuietConsole | None = No
     console = console or QuietConsole(highlight=False, markup=False, emoji=False)
     console.print(Text(f"{report.model}: KL predicted, model not run", style="bold"))
     console.print(Text(f"tensors: {report.tensors}"), soft_wrap=True)
-    table = _table("format", "KL", "90% interval", "error K", "error V", "evidence")
+    table = _table("format", "KL", "90% interval", "statistics", "evidence")
+    table.columns[-1].no_wrap, table.columns[-1].justify = False, "left"
     for f in report.formats:
-        errors = (f"{e:.4f}" if e is not None else "-" for e in (f.error_k, f.error_v))
         between = "-" if f.low == f.high else f"{f.low:.5f} to {f.high:.5f}"
-        table.add_row(f.format, f"{f.kl:.5f}", between, *errors, f.evidence)
+        alone = "-" if f.kl_statistics is None else f"{f.kl_statistics:.5f}"
+        table.add_row(f.format, f"{f.kl:.5f}", between, alone, f.evidence)
     console.print(table)
     for line in report.notes:
         console.print(Text(f"note: {line}"), soft_wrap=True)

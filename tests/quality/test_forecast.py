@@ -6,6 +6,7 @@ import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +15,18 @@ from kvplan.captured import SHIPPED, CaptureFile, read_capture
 from kvplan.cli.main import main
 from kvplan.errors import ExitCode
 from kvplan.quality.attention import attend
-from kvplan.quality.law import FACTOR, KL_OF_K, KL_OF_V, kl_of
+from kvplan.quality.law import (
+    FACTOR,
+    KL_OF_K,
+    KL_OF_V,
+    STATISTICS_KL_OF_K,
+    STATISTICS_KL_OF_V,
+    kl_of,
+    kl_of_statistics,
+)
 from kvplan.quality.predict import predicted_kl, spearman
 from kvplan.quality.report import QualityReport
+from kvplan.quality.statistics import StatisticErrors, channel_errors
 from kvplan.quality.stored import Codec, Rows, codec_layout, untouched
 from kvplan.quality.tensors import TensorErrors, attend_at
 
@@ -107,13 +117,44 @@ def test_on_layers_and_a_text_that_were_not_fitted(errors: dict[str, tuple[float
     assert spearman([kl_of(*e) for e in errors.values()], full) >= 0.97
 
 
-def test_the_constants_are_what_the_tool_finds(report: QualityReport, errors: dict[str, tuple[float, float]]) -> None:
+def load_tool() -> Any:
     spec = importlib.util.spec_from_file_location("fit_quality", REPO / "tools" / "fit_quality.py")
     assert spec is not None and spec.loader is not None
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)
-    a, b = tool.fit(errors, {f.format: f.kl_mean for f in report.formats})
+    return tool
+
+
+def test_the_constants_are_what_the_tool_finds(report: QualityReport, errors: dict[str, tuple[float, float]]) -> None:
+    a, b = load_tool().fit(errors, {f.format: f.kl_mean for f in report.formats})
     assert (a, b) == pytest.approx((KL_OF_K, KL_OF_V), rel=0.01)
+
+
+def test_statistics_alone(report: QualityReport, shipped: CaptureFile) -> None:
+    """Order and size without running a codec, on the shipped tensors, and on other layers of another text."""
+    tool = load_tool()
+    with torch.inference_mode():
+        found = tool.errors_of(shipped, report, StatisticErrors)
+    measured = {f.format: f.kl_mean for f in report.formats}
+    a, b = tool.fit(found, measured)
+    assert (a, b) == pytest.approx((STATISTICS_KL_OF_K, STATISTICS_KL_OF_V), rel=0.01)
+    kl = {f: kl_of_statistics(*e) for f, e in found.items()}
+    assert spearman([kl[f] for f in measured], list(measured.values())) >= 0.90
+    assert {f for f in measured if not 0.5 < kl[f] / measured[f] < 2} == {CLIPS}
+    stored = json.loads((REPO / "docs" / "results" / "quality_heldout_statistics.json").read_text(encoding="utf-8"))
+    other = [(kl_of_statistics(*e), STUDY[f][1]) for f, e in stored["errors"].items()]
+    assert len(other) == len(STUDY) and spearman(*zip(*other, strict=True)) >= 0.90
+
+
+def test_a_step_by_hand() -> None:
+    """Uniform values of a known range: range^2 / 12 / levels^2; a float's error is a share of the value."""
+    x = torch.tensor([-1.0, 1.0]).repeat(2, 32, 32)
+    view = codec_layout("k", "int4:group/32,asym", 2, 64, "bf16").view("k")
+    torch.testing.assert_close(channel_errors(view, x), torch.full((2, 64), (2 / 15) ** 2 / 12))
+    view = codec_layout("k", "int4:channel/32,asym", 2, 64, "bf16").view("k")
+    assert channel_errors(view, x).abs().max() == 0
+    view = codec_layout("k", "fp8_e5m2:head", 2, 64, "bf16").view("k")
+    torch.testing.assert_close(channel_errors(view, 3 * x), torch.full((2, 64), (3 * 0.053) ** 2))
 
 
 def test_measured_figures_come_first(report: QualityReport, capsys: pytest.CaptureFixture[str]) -> None:
