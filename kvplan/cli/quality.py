@@ -38,7 +38,11 @@ from kvplan.units import parse_count
 @click.option("--probes", metavar="N", default="0", show_default=True,
               help="Needles in 512 to N tokens, chained sums, greedy text until it parts; 0: none.")  # fmt: skip
 @click.option("--no-parts", is_flag=True, help="K and V together only: a third of the time.")
-@click.option("--out", type=click.Path(path_type=Path), help="Write the report as JSON here, after every format.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Write the report here after every format, as JSON; as a page with pictures if it ends in .html.",
+)
 @click.option("--predict", is_flag=True, help="Predict KL from captured tensors in seconds; the model is not run.")
 @click.option("--tensors", type=click.Path(path_type=Path),
               help="With --predict: file of kvplan capture; default a small set of SmolLM2-135M.")  # fmt: skip
@@ -85,6 +89,10 @@ def command(
     require()
     if out is not None and not out.absolute().parent.is_dir():
         raise InputError(f"cannot write {out}: its folder does not exist", "create the folder or choose another file")
+    if out is not None and out.suffix == ".html":
+        from kvplan.report.quality_page import check_library
+
+        check_library()
     words = shlex.join(["kvplan", *sys.argv[1:]])
     if predict:
         from kvplan.quality.forecast import forecast
@@ -116,11 +124,15 @@ def command(
                 previous=previous,
             ):
                 bar.advance()
-                if out is not None:
+                if out is not None and out.suffix != ".html":
                     report.save(out)
     finally:
         # Also after Ctrl-C: what is finished is shown, and the interruption goes on to main().
         if report is not None:
+            if out is not None and out.suffix == ".html":
+                from kvplan.report.quality_page import quality_page
+
+                out.write_text(quality_page(report), encoding="utf-8")
             _show(report, as_json)
 
 
@@ -134,7 +146,11 @@ def _show(report: QualityReport, as_json: bool) -> None:
 
 
 def _show_prediction(report: PredictionReport, out: Path | None, as_json: bool) -> None:
-    if out is not None:
+    if out is not None and out.suffix == ".html":
+        from kvplan.report.quality_page import prediction_page
+
+        out.write_text(prediction_page(report), encoding="utf-8")
+    elif out is not None:
         report.save(out)
     if as_json:
         click.echo(report.to_json())

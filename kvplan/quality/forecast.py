@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kvplan.captured import SHIPPED, read_capture
 from kvplan.errors import InputError
+from kvplan.formats.grammar import PLAIN
 from kvplan.quality.law import FACTOR, Evidence, Prediction, PredictionReport, kl_of, kl_of_statistics
 from kvplan.quality.predict import predicted_kl
 from kvplan.quality.report import Candidate, QualityReport
@@ -40,6 +41,7 @@ def forecast(
         command=command,
         model=model,
         tensors=file.source,
+        layers=tuple(x.layer for x in file.layers),
         measured=report.weights_sha256 if report else None,
         formats=tuple(rows),
         notes=tuple(notes),
@@ -77,8 +79,17 @@ def _predict(
         error_k=error_k,
         error_v=error_v,
         kl_statistics=kl_of_statistics(statistics.error("k", c.k), statistics.error("v", c.v)),
+        heads_k=_by_head(errors, c.k),
         evidence=kind,
     )
+
+
+def _by_head(errors: TensorErrors, spelling: str) -> tuple[tuple[float, ...], ...]:
+    """Root mean square over queries; none for 16 and 32 bit."""
+    if spelling in PLAIN:
+        return ()
+    rows = errors.by_layer("k", spelling).square().mean(-1).sqrt().tolist()
+    return tuple(tuple(round(x, 6) for x in row) for row in rows)
 
 
 def _report(path: Path | None, model: str) -> QualityReport | None:

@@ -52,6 +52,8 @@ class Prediction(BaseModel):
     error_v: float | None
     kl_statistics: float | None = None
     """KL from statistics of the tensors alone, no codec run: a second opinion, less sure."""
+    heads_k: tuple[tuple[float, ...], ...] = ()
+    """K's error by layer of the file and query head."""
     evidence: Evidence
 
 
@@ -63,6 +65,8 @@ class PredictionReport(StoredReport):
     model: str
     tensors: str
     """Which captured tensors, in words."""
+    layers: tuple[int, ...]
+    """Layers of the tensors."""
     measured: str | None
     """Hash of the weights that the measured figures are of."""
     formats: tuple[Prediction, ...]
