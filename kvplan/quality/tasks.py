@@ -20,7 +20,9 @@ from kvplan.quality.texts import default_text
 SEED = 0
 NEEDLE_LENGTHS = (512, 1024, 2048, 4096, 8192)
 DEPTHS = (0.1, 0.5, 0.9)
-ADDITIONS, CONTINUATIONS, CONTINUED, PROMPT_TOKENS = 24, 8, 64, 64
+ADDITIONS, CONTINUATIONS, CONTINUED = 24, 8, 64
+PROMPT_TOKENS = 448
+"""Longer than any usual residual, so that most rows are stored."""
 PLACES = ("harbour", "library", "station", "theatre", "bakery", "museum", "garden", "castle")
 
 

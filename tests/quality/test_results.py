@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.quality.predict import predicted_kl, spearman
+from kvplan.quality.predict import part_of, predicted_kl, spearman
 from kvplan.quality.report import QualityReport
 from kvplan.recommend.evidence import expected_kl
 
@@ -63,14 +63,25 @@ def test_k_and_v_add(report: QualityReport) -> None:
     assert spearman(sums, [f.kl_mean for f in found]) > 0.98
 
 
-def test_a_mixed_pair_follows_from_its_parts(report: QualityReport) -> None:
-    mixed = next(f for f in report.formats if " / " in f.format)
-    parts = {f.format: f for f in report.formats}
-    k, v = parts["int8"].k_only, parts["int4:group/64,asym"].v_only
-    assert k is not None and v is not None
-    assert mixed.kl_mean == pytest.approx(k.kl_mean + v.kl_mean, rel=0.2)
-    assert predicted_kl(report, "bf16", "int4:group/64,asym") == v.kl_mean
-    assert predicted_kl(report, "int3", "int8") is None
+def test_what_recommend_goes_by_is_what_is_measured(report: QualityReport) -> None:
+    """K and V alone, 16 bit the other."""
+    seen = 0
+    for f in report.formats:
+        for role, part in (("k", f.k_only), ("v", f.v_only)):
+            pair = (f.k, "bf16") if role == "k" else ("bf16", f.v)
+            if part is not None and (known := expected_kl(*pair)):
+                assert known == pytest.approx(part.kl_mean, abs=2e-5, rel=0.25), (f.format, role)
+                seen += 1
+    assert seen >= 12
+
+
+@pytest.mark.parametrize(("k", "v"), [("int8", "int4:group/64,asym"), ("int8:group/32", "int2:group/32,asym")])
+def test_a_mixed_pair_follows_from_its_parts(report: QualityReport, k: str, v: str) -> None:
+    mixed = next(f for f in report.formats if f.format == f"{k} / {v}")
+    k_only, v_only = part_of(report.formats, "k", k), part_of(report.formats, "v", v)
+    assert k_only is not None and v_only is not None
+    assert mixed.kl_mean == pytest.approx(k_only.kl_mean + v_only.kl_mean, rel=0.1)
+    assert predicted_kl(report, "bf16", v) == v_only.kl_mean and predicted_kl(report, "int3", "int8") is None
 
 
 def test_spearman() -> None:
