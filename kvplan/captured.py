@@ -47,8 +47,10 @@ class CaptureFile:
     @property
     def source(self) -> str:
         """Model, layers and text in words."""
-        numbers = ", ".join(str(x.layer) for x in self.layers)
-        return f"{self.model} (layers {numbers}; {self.tokens:,} tokens of {self.text})"
+        numbers = [x.layer for x in self.layers]
+        whole = len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1))
+        said = f"{numbers[0]} to {numbers[-1]}" if whole else ", ".join(map(str, numbers))
+        return f"{self.model} (layers {said}; {self.tokens:,} tokens of {self.text})"
 
 
 def read_capture(path: Path) -> CaptureFile:

@@ -46,6 +46,8 @@ from kvplan.units import parse_count
 @click.option("--predict", is_flag=True, help="Predict KL from captured tensors in seconds; the model is not run.")
 @click.option("--tensors", type=click.Path(path_type=Path),
               help="With --predict: file of kvplan capture; default a small set of SmolLM2-135M.")  # fmt: skip
+@click.option("--calibration-tensors", type=click.Path(path_type=Path),
+              help="With --predict: capture of another text for static scales.")  # fmt: skip
 @click.option("--measured", type=click.Path(path_type=Path),
               help="With --predict: report of this command, whose figures come first.")  # fmt: skip
 @click.option("--resume", is_flag=True, help="Keep what the file of --out has of the same model, text and formats.")
@@ -67,6 +69,7 @@ def command(
     out: Path | None,
     predict: bool,
     tensors: Path | None,
+    calibration_tensors: Path | None,
     measured: Path | None,
     resume: bool,
     as_json: bool,
@@ -97,10 +100,12 @@ def command(
     if predict:
         from kvplan.quality.forecast import forecast
 
-        _show_prediction(forecast(model, chosen, tensors, measured, words), out, as_json)
+        _show_prediction(forecast(model, chosen, tensors, measured, words, calibration_tensors), out, as_json)
         return
-    if tensors or measured:
-        raise UsageError("--tensors and --measured go with --predict", "add --predict, or leave them out")
+    if tensors or measured or calibration_tensors:
+        raise UsageError(
+            "--tensors, --calibration-tensors and --measured go with --predict", "add --predict, or leave them out"
+        )
     from kvplan.quality.prepare import Reading
     from kvplan.quality.resume import read_previous
     from kvplan.quality.start import start

@@ -67,7 +67,7 @@ def calibrate(spelling: str, learn: Path, held_out: Path, margins: Sequence[floa
     if "asym" in name:
         raise UsageError(f"{name} has zeros beside its scales, which no engine reads", "leave asym out")
     first, second = read_capture(learn), read_capture(held_out)
-    _check(first, second)
+    check_pair(first, second)
     tried, found = [], {}
     with torch.inference_mode():
         for margin in margins:
@@ -93,7 +93,12 @@ def calibrate(spelling: str, learn: Path, held_out: Path, margins: Sequence[floa
     )
 
 
-def _check(a: CaptureFile, b: CaptureFile) -> None:
+def check_pair(a: CaptureFile, b: CaptureFile) -> None:
+    """Refuse scales of `a` for `b`.
+
+    Raises:
+        InputError: other models or layers, or the same tensors twice.
+    """
     kept = [(f.model, [x.layer for x in f.layers], f.layers[0].k.shape[::2], f.layers[0].v.shape[::2]) for f in (a, b)]
     if kept[0] != kept[1]:
         raise InputError("the two files are of different models or layers", "capture the same layers twice")

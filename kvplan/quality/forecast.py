@@ -8,6 +8,7 @@ from pathlib import Path
 from kvplan.captured import SHIPPED, read_capture
 from kvplan.errors import InputError
 from kvplan.formats.grammar import PLAIN
+from kvplan.quality.calibrate import check_pair
 from kvplan.quality.law import FACTOR, Evidence, Prediction, PredictionReport, kl_of, kl_of_statistics
 from kvplan.quality.predict import predicted_kl
 from kvplan.quality.report import Candidate, QualityReport
@@ -18,9 +19,17 @@ SAME_TEXT = "static scales come from the first half of the same tensors: another
 
 
 def forecast(
-    model: str, chosen: Sequence[Candidate], tensors: Path | None, measured: Path | None, command: str
+    model: str,
+    chosen: Sequence[Candidate],
+    tensors: Path | None,
+    measured: Path | None,
+    command: str,
+    calibration: Path | None = None,
 ) -> PredictionReport:
     """Predict every candidate for `model` from a capture file, the shipped one by default.
+
+    Args:
+        calibration: capture of the same layers on another text, for static scales.
 
     Raises:
         InputError: a file that is no capture or no report; a report of another model.
@@ -31,10 +40,13 @@ def forecast(
     file = read_capture(tensors or SHIPPED)
     report = _report(measured, model)
     own = file.model.lower() == _name(model)
-    errors, statistics = TensorErrors(file), StatisticErrors(file)
+    learn = read_capture(calibration) if calibration else None
+    if learn is not None:
+        check_pair(learn, file)
+    errors, statistics = TensorErrors(file, learn), StatisticErrors(file)
     with torch.inference_mode():
         rows = [_predict(c, errors, statistics, report, own) for c in chosen]
-    notes = [SAME_TEXT] if any(r.error_k is not None for r in rows) else []
+    notes = [SAME_TEXT] if learn is None and any(r.error_k is not None for r in rows) else []
     if not own:
         notes.append(f"{file.model} is another model: the order of formats mostly carries over, the size does not")
     return PredictionReport(

@@ -178,6 +178,7 @@ def test_another_model_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     ("argv", "code", "message"),
     [
         (["--tensors", "x.safetensors"], ExitCode.USAGE, "go with --predict"),
+        (["--predict", "--calibration-tensors", str(SHIPPED)], ExitCode.INPUT, "are those that scales come from"),
         (["--predict", "--tensors", "no"], ExitCode.INPUT, "cannot read no"),
         (["--predict", "--kv", "lm3,rot"], ExitCode.UNSUPPORTED, "lm3,rot"),
         (["--predict", "--kv", "int4:group/128"], ExitCode.USAGE, "do not divide head_dim 64"),
