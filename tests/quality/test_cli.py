@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -169,3 +170,21 @@ def test_a_global_scale_is_calibrated(
     found = json.loads(capsys.readouterr().out)
     assert found["request"]["calibration"]["name"].startswith("argparse")
     assert 0 < found["formats"][0]["kl_mean"] < 1 and set(found["formats"][0]["clipped_fraction"]) == {"k", "v"}
+
+
+def test_a_model_without_attention_is_refused(
+    tiny: Path, prose: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import MambaConfig, MambaForCausalLM
+
+    folder = tmp_path / "tiny-mamba"
+    config = MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=256, state_size=4)
+    MambaForCausalLM(config).save_pretrained(folder)
+    for part in tiny.glob("tokenizer*"):
+        shutil.copy(part, folder)
+    capsys.readouterr()
+    assert (
+        main(["quality", str(folder), "--text", str(prose), "--tokens", "32", "--kv", "int8"]) == ExitCode.UNSUPPORTED
+    )
+    error, hint = capsys.readouterr().err.strip().splitlines()
+    assert "tiny-mamba (mamba) has no attention" in error and hint.startswith("hint: ")
