@@ -86,3 +86,16 @@ def test_a_mixed_pair_follows_from_its_parts(report: QualityReport, k: str, v: s
 
 def test_spearman() -> None:
     assert spearman([1, 2, 3, 4], [10, 20, 30, 40]) == 1 and spearman([1, 2, 3], [3, 2, 1]) == -1
+
+
+def test_tasks_are_lost_where_single_steps_say_so() -> None:
+    """Figures of docs/quality.md."""
+    stored = STORED.with_name("quality_smollm2_tasks.json")
+    report = QualityReport.model_validate_json(stored.read_text(encoding="utf-8"))
+    found = {f.format: {t.kind: t for t in f.tasks} for f in report.formats}
+    assert report.complete and {t.kind: t.right for t in report.baseline.tasks}["addition"] == 17
+    page = (STORED.parents[1] / "quality.md").read_text(encoding="utf-8")
+    for name, by_kind in found.items():
+        needles = " / ".join(str(by_kind[f"needle {n}"].right) for n in (512, 1024, 2048))
+        row = f"| `{name}` | {needles} | {by_kind['addition'].right} | {by_kind['greedy'].tokens_mean:.1f} |"
+        assert row in page
