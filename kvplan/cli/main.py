@@ -35,6 +35,7 @@ COMMANDS = {
     "doctor": ("kvplan.cli.doctor", "What is installed, what can be done here, which defaults hold."),
     "specs": ("kvplan.cli.specs", "Models that kvplan knows, and specs from a config.json, GGUF file or hub id."),
     "capture": ("kvplan.cli.capture", "A model's own Q, K and V on a text, in a safetensors file."),
+    "calibrate": ("kvplan.cli.calibrate", "Static scales for int8 and fp8 caches, checked on another text."),
     "quality": ("kvplan.cli.quality", "What formats cost a model in quality: KL, agreement, perplexity, measured."),
     "validate": ("kvplan.cli.validate", "Run the kernels: bytes, errors and times of a format on this machine."),
 }

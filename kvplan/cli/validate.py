@@ -36,7 +36,7 @@ DEFAULT_SEED = 1
 @click.option("--page-size", metavar="N", help="Tokens per page; default 128.")
 @click.option("--seed", type=int, default=DEFAULT_SEED, show_default=True, help="Seed of the synthetic tensors.")
 @click.option("--tensors", type=click.Path(path_type=Path),
-              help="File of kvplan capture: format errors on these tensors instead of synthetic ones.")  # fmt: skip
+              help="File of kvplan capture for format errors; smollm2-135m has one of its own.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), help="Write the report as JSON here, after every format.")
 @click.option("--resume", is_flag=True, help="Go on with the unfinished report in the file of --out.")
 @json_option

@@ -30,6 +30,7 @@ def capture(
     *,
     layers: Sequence[int] | None,
     queries: int,
+    query_step: int = 1,
     dtype: Dtype,
     command: str,
 ) -> Manifest:
@@ -37,11 +38,11 @@ def capture(
 
     Args:
         reading: the positions, all of which are kept of K and V.
-        queries: the last positions, kept of Q.
+        queries: positions kept of Q, every `query_step`th up to the last.
     """
     source, g = prepare(model, reading, "cpu", logits=False)
     chosen = sorted(set(range(g.layers) if layers is None else layers))
-    _check(chosen, g.layers, reading.tokens, queries)
+    _check(chosen, g.layers, reading.tokens, queries, query_step)
     ids, info = reading.ids(models.load_tokenizer(source))
     loaded = models.load_model(source, "fp32", "cpu")
     manifest = Manifest(
@@ -53,6 +54,7 @@ def capture(
         compute="fp32",
         dtype=dtype,
         queries=queries,
+        query_step=query_step,
         layers=_layers(loaded, chosen),
         versions=versions(),
         tensors_sha256=UNKNOWN_HASH,
@@ -80,11 +82,13 @@ def parse_layers(text: str | None) -> list[int] | None:
     return found
 
 
-def _check(chosen: Sequence[int], layers: int, tokens: int, queries: int) -> None:
+def _check(chosen: Sequence[int], layers: int, tokens: int, queries: int, step: int) -> None:
     if not chosen or chosen[-1] >= layers:
         raise UsageError(f"layers {list(chosen)}: the model has 0 to {layers - 1}", "choose among these, or all")
-    if not 1 <= queries <= tokens:
-        raise UsageError(f"{queries} queries of {tokens:,} positions", f"use --queries 1 to {tokens}")
+    if not 1 <= queries <= tokens // step:
+        raise UsageError(
+            f"{queries} queries, each {step} apart, of {tokens:,} positions", f"use --queries 1 to {tokens // step}"
+        )
 
 
 def _layers(model: Any, chosen: Sequence[int]) -> tuple[CapturedLayer, ...]:
@@ -104,7 +108,7 @@ def _write(model: Any, ids: Tensor, manifest: Manifest, out: Path) -> None:
     """One pass over two tokens for the shapes, one over all of them for the data."""
     shapes: dict[str, tuple[int, ...]] = {}
     wanted = {x.layer for x in manifest.layers}
-    tokens, queries = ids.shape[1], manifest.queries
+    tokens, queries, step = ids.shape[1], manifest.queries, manifest.query_step
 
     def probe(layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Rows, Rows]:
         if layer in wanted:
@@ -117,7 +121,7 @@ def _write(model: Any, ids: Tensor, manifest: Manifest, out: Path) -> None:
 
         def keep(layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Rows, Rows]:
             if layer in wanted:
-                for role, x in (("q", q[:, :, -queries:]), ("k", k), ("v", v)):
+                for role, x in (("q", q[:, :, tokens - 1 - step * (queries - 1) :: step]), ("k", k), ("v", v)):
                     stream.write(f"layers.{layer}.{role}", x[0])
             return identity(layer, q, k, v)
 

@@ -39,7 +39,8 @@ class Manifest(BaseModel):
     dtype: Literal["fp16", "bf16", "fp32"]
     """Stored dtype of all tensors."""
     queries: int
-    """Queries are those of the last N positions."""
+    """Queries kept: those of the last N positions, or of every `query_step`th up to the last."""
+    query_step: int = 1
     layers: tuple[CapturedLayer, ...]
     versions: dict[str, str]
     tensors_sha256: str

@@ -122,6 +122,10 @@ def load_config(source: Source) -> Any:
             f"{source.name} ({text.model_type}) caches latents (MLA); kvplan measures K and V only",
             "use a model with MHA, GQA or MQA",
         )
+    if not getattr(text, "num_attention_heads", None):
+        raise UnsupportedError(
+            f"{source.name} ({text.model_type}) has no attention, so no cache of K and V", "use a model with attention"
+        )
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedError(f"{source.name} is an encoder-decoder", "use a causal language model")
     return config

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvplan.formats.grammar import PLAIN, parse_any
-from kvplan.quality.report import QualityReport
+from kvplan.quality.report import Figures, FormatQuality, QualityReport
 
 
 def predicted_kl(report: QualityReport, k: str, v: str) -> float | None:
@@ -20,14 +20,20 @@ def predicted_kl(report: QualityReport, k: str, v: str) -> float | None:
     return None if parts[0] is None or parts[1] is None else parts[0] + parts[1]
 
 
+def part_of(formats: Sequence[FormatQuality], role: str, spelling: str) -> Figures | None:
+    """Figures of one tensor alone in this format, from whichever of these has them."""
+    for f in formats:
+        found = f.k_only if role == "k" else f.v_only
+        if getattr(f, role) == spelling and found is not None:
+            return found
+    return None
+
+
 def _alone(report: QualityReport, role: str, spelling: str) -> float | None:
     if spelling in PLAIN:
         return 0.0
-    for f in report.formats:
-        found = f.k_only if role == "k" else f.v_only
-        if getattr(f, role) == spelling and found is not None:
-            return found.kl_mean
-    return None
+    found = part_of(report.formats, role, spelling)
+    return None if found is None else found.kl_mean
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float:

@@ -50,6 +50,10 @@ class QualityRequest(_Data):
     device: Literal["cpu", "cuda"]
     parts: bool
     """Whether K only and V only are run as well."""
+    probes: int = 0
+    """Longest needle of the built-in tasks; 0 without them."""
+    tasks_sha256: str | None = None
+    """Hash of the user's file of tasks."""
 
 
 class Figures(_Data):
@@ -80,6 +84,20 @@ class Bucket(_Data):
     top1: float
 
 
+class TaskScore(_Data):
+    """Tasks of one kind."""
+
+    kind: str
+    """`needle N` (a number in N tokens of text), `addition` (a chain of sums), `greedy` (the untouched model's own
+    greedy text), or a kind of the user's file."""
+    tasks: int
+    """Tasks run: of a format, those that the untouched model gets right."""
+    right: int
+    """Tasks whose whole answer greedy decoding would give."""
+    tokens_mean: float
+    """Mean number of answer tokens before the first wrong one: with `greedy`, steps until the texts part."""
+
+
 class FormatQuality(Figures):
     """One format: K and V together, each alone, and by position."""
 
@@ -93,6 +111,7 @@ class FormatQuality(Figures):
     k_only: Figures | None = None
     v_only: Figures | None = None
     buckets: tuple[Bucket, ...] = ()
+    tasks: tuple[TaskScore, ...] = ()
     seconds: float
     """Wall time of the runs of this format."""
 
@@ -108,6 +127,7 @@ class Baseline(_Data):
     ppl: float
     noise: Figures
     """The same run through the model's usual attention: what the arithmetic alone changes."""
+    tasks: tuple[TaskScore, ...] = ()
 
 
 class QualityReport(StoredReport):

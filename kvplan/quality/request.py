@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvplan.errors import UsageError
-from kvplan.formats.grammar import PLAIN, Format, Pair, parse_any, parse_kv
-from kvplan.quality.report import Candidate
+from kvplan.formats.grammar import PLAIN, Named, Pair, parse_any, parse_kv
+from kvplan.formats.layout import number_bits
+from kvplan.formats.named import recipe_of
+from kvplan.quality.report import Candidate, QualityRequest
 
 DEFAULT_FORMATS = ("int8:group/32", "int8", "fp8_e4m3", "int4:group/32,asym", "kivi4")
 DEFAULT_TOKENS = 1024
@@ -23,14 +25,18 @@ def candidates(kv: Sequence[str], k: str | None, v: str | None) -> tuple[Candida
     if (k is None) != (v is None):
         raise UsageError("--k and --v belong together", "give both, or --kv F for the same format")
     texts = kv if kv or k else DEFAULT_FORMATS
-    found = [_both(text) for text in texts]
+    found = [_candidate(text) for text in texts]
     if k is not None and v is not None:
-        names = parse_any(k).spelling, parse_any(v).spelling
-        found.append(Candidate(format=" / ".join(names), k=names[0], v=names[1]))
+        found.append(_candidate(f"{k} / {v}"))
     return tuple(dict.fromkeys(found))
 
 
-def _both(text: str) -> Candidate:
+def _candidate(text: str) -> Candidate:
+    """`F` for both, or `K / V` as reports print a pair; the blanks tell it from a group's size."""
+    k, apart, v = text.partition(" / ")
+    if apart:
+        names = parse_any(k).spelling, parse_any(v).spelling
+        return Candidate(format=" / ".join(names), k=names[0], v=names[1])
     parsed = parse_kv(text)
     if isinstance(parsed, Pair):
         return Candidate(format=parsed.spelling, k=parsed.k.spelling, v=parsed.v.spelling)
@@ -38,14 +44,33 @@ def _both(text: str) -> Candidate:
 
 
 def needs_calibration(chosen: Sequence[Candidate]) -> bool:
-    """Whether any format has static scales."""
-    parsed = [parse_any(spelling) for c in chosen for spelling in (c.k, c.v)]
-    return any(isinstance(f, Format) and f.is_static for f in parsed)
+    """Whether any format has scales that are learnt before."""
+    return any(is_calibrated(spelling) for c in chosen for spelling in (c.k, c.v))
+
+
+def is_calibrated(spelling: str) -> bool:
+    """Whether a tensor's format has static scales, or a global one."""
+    parsed = parse_any(spelling)
+    if isinstance(parsed, Named):
+        parsed = recipe_of(parsed.name).format
+    return parsed.is_static or bool(parsed.global_scale)
 
 
 def has_parts(c: Candidate) -> bool:
     """Whether K only and V only differ from both together."""
     return c.k not in PLAIN and c.v not in PLAIN
+
+
+def unverified(request: QualityRequest) -> list[str]:
+    """What this report does not show of formats below 4 bits, which single steps flatter most."""
+    low = [c.format for c in request.candidates if any(_bits(s) < 4 for s in (c.k, c.v))]
+    return [] if request.probes or not low else [f"{', '.join(low)}: not verified: retrieval, math, this model"]
+
+
+def _bits(spelling: str) -> int:
+    parsed = parse_any(spelling)
+    number = recipe_of(parsed.name).format.number if isinstance(parsed, Named) else parsed.number
+    return number_bits(number)
 
 
 def memory_needed(parameters: int, vocab: int, layers: int, row_bytes: int, tokens: int, gguf: bool) -> int:

@@ -14,11 +14,14 @@ from torch import Tensor
 
 from kvplan import __version__
 from kvplan.errors import UnsupportedError
-from kvplan.quality.attention import NAME, identity, visiting
+from kvplan.quality.attention import Visitor, identity, visiting
 from kvplan.quality.measure import Outcome, Run, buckets, compare, figures
+from kvplan.quality.predict import part_of
+from kvplan.quality.probe import answered, continuations, run_tasks, usual_attention
 from kvplan.quality.report import Baseline, Candidate, Figures, FormatQuality, QualityReport, QualityRequest
-from kvplan.quality.request import has_parts
+from kvplan.quality.request import has_parts, unverified
 from kvplan.quality.stored import Codec, Rows, untouched
+from kvplan.quality.tasks import Task
 
 Progress = Callable[[str], None]
 
@@ -31,6 +34,8 @@ class Inputs:
         tokens: int64 `(1, T + 1)`; the last one is only a target.
         calibration: int64 `(1, N)` for static scales, or None.
         cache_dtype: fp16, bf16 or fp32: the dtype that the model's cache has.
+        tasks: prompts with answers.
+        prompts: beginnings for greedy decoding.
     """
 
     model: Any
@@ -38,12 +43,22 @@ class Inputs:
     calibration: Tensor | None
     cache_dtype: str
     weights_sha256: str | None = None
+    tasks: Sequence[Task] = ()
+    prompts: Sequence[tuple[int, ...]] = ()
 
 
 def measure(
-    request: QualityRequest, inputs: Inputs, command: str, progress: Progress = lambda _: None
+    request: QualityRequest,
+    inputs: Inputs,
+    command: str,
+    progress: Progress = lambda _: None,
+    kept: Sequence[FormatQuality] = (),
 ) -> Iterator[QualityReport]:
-    """Run every candidate; yields the report so far after each, the last one complete."""
+    """Run every candidate; yields the report so far after each, the last one complete.
+
+    Args:
+        kept: figures of the same request, from an earlier report.
+    """
     progress("the untouched cache")
     layers: set[int] = set()
 
@@ -56,6 +71,8 @@ def measure(
         raise UnsupportedError(f"{request.model} has no attention that kvplan can watch", "use a transformer model")
     progress("the noise floor")
     noise = compare(base, _usual_logits(inputs))
+    progress("tasks with the untouched cache")
+    tasks, answers = answered(inputs.model, [*inputs.tasks, *continuations(inputs.model, inputs.prompts)])
     report = QualityReport(
         command=command,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -63,19 +80,27 @@ def measure(
         weights_sha256=inputs.weights_sha256,
         layers=len(layers),
         versions=versions(),
-        baseline=Baseline(ppl=noise.loss_untouched.mean().exp().item(), noise=figures(noise)),
+        baseline=Baseline(ppl=noise.loss_untouched.mean().exp().item(), noise=figures(noise), tasks=answers),
         notes=_notes(request),
     )
     for i, candidate in enumerate(request.candidates):
         progress(f"{candidate.format} ({i + 1} of {len(request.candidates)})")
-        found = _measured(candidate, request.parts, base, inputs)
+        found = next((f for f in kept if (f.k, f.v) == (candidate.k, candidate.v)), None)
+        found = found or _measured(candidate, request.parts, base, inputs, report.formats, tasks)
         done = i + 1 == len(request.candidates)
         report = report.model_copy(update={"formats": (*report.formats, found), "complete": done})
         yield report
 
 
-def _measured(c: Candidate, parts: bool, base: Run, inputs: Inputs) -> FormatQuality:
-    """K and V together, then each alone."""
+def _measured(
+    c: Candidate,
+    parts: bool,
+    base: Run,
+    inputs: Inputs,
+    before: Sequence[FormatQuality],
+    tasks: Sequence[Task],
+) -> FormatQuality:
+    """K and V together, then each alone, unless an earlier format has the same K or V."""
     started = time.perf_counter()
     codecs = [Codec(role, spelling, inputs.cache_dtype) for role, spelling in (("k", c.k), ("v", c.v))]
     _calibrate(codecs, inputs)
@@ -83,7 +108,10 @@ def _measured(c: Candidate, parts: bool, base: Run, inputs: Inputs) -> FormatQua
     clipped = {x.role: x.clipped / x.values for x in codecs if x.values}
     alone: list[Figures | None] = [None, None]
     if parts and has_parts(c):
-        alone = [figures(_outcome([codec], base, inputs)[0]) for codec in codecs]
+        alone = [
+            part_of(before, codec.role, codec.spelling) or figures(_outcome([codec], base, inputs)[0])
+            for codec in codecs
+        ]
     return FormatQuality(
         format=c.format,
         k=c.k,
@@ -94,13 +122,14 @@ def _measured(c: Candidate, parts: bool, base: Run, inputs: Inputs) -> FormatQua
         k_only=alone[0],
         v_only=alone[1],
         buckets=buckets(both),
+        tasks=run_tasks(inputs.model, tasks, quantising(codecs))[1],
         seconds=round(time.perf_counter() - started, 1),
     )
 
 
 def _calibrate(codecs: Sequence[Codec], inputs: Inputs) -> None:
     """Static scales of every layer from one run of the untouched model on the calibration text."""
-    if not any(codec.is_static for codec in codecs):
+    if not any(codec.is_calibrated for codec in codecs):
         return
     assert inputs.calibration is not None
 
@@ -115,17 +144,28 @@ def _calibrate(codecs: Sequence[Codec], inputs: Inputs) -> None:
 
 def _outcome(codecs: Sequence[Codec], base: Run, inputs: Inputs) -> tuple[Outcome, float]:
     """One run with these tensors quantised and the others untouched; with the mean share of rows seen exact."""
+    shares: dict[str, float] = {}
+    visitor = quantising(codecs)
+
+    def watching(layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Rows, Rows]:
+        kept = visitor(layer, q, k, v)
+        if not shares:
+            shares.update({rows.role: _exact_share(rows) for rows in kept})
+        return kept
+
+    outcome = compare(base, _logits(inputs, watching))
+    return outcome, sum(shares[codec.role] for codec in codecs) / len(codecs)
+
+
+def quantising(codecs: Sequence[Codec]) -> Visitor:
+    """Stores these tensors of every layer and leaves the others untouched."""
     by_role = {codec.role: codec for codec in codecs}
-    shares: list[float] = []
 
     def quantise(layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Rows, Rows]:
         kept = [by_role[r].rows(layer, x) if r in by_role else untouched(r, x) for r, x in (("k", k), ("v", v))]
-        if not shares:
-            shares.extend(_exact_share(rows) for rows in kept if rows.role in by_role)
         return kept[0], kept[1]
 
-    outcome = compare(base, _logits(inputs, quantise))
-    return outcome, sum(shares) / max(len(shares), 1)
+    return quantise
 
 
 def _exact_share(rows: Rows) -> float:
@@ -145,11 +185,8 @@ def _logits(inputs: Inputs, visitor: Any) -> Tensor:
 
 def _usual_logits(inputs: Inputs) -> Tensor:
     """The same through the model's usual attention function."""
-    inputs.model.set_attn_implementation("sdpa" if inputs.model._supports_sdpa else "eager")
-    try:
+    with usual_attention(inputs.model):
         return _logits(inputs, identity)
-    finally:
-        inputs.model.set_attn_implementation(NAME)
 
 
 def versions() -> dict[str, str]:
@@ -171,6 +208,7 @@ def _notes(request: QualityRequest) -> tuple[str, ...]:
             f"static scales were calibrated on positions below {request.calibration.tokens:,}: rotated keys differ "
             "beyond, and scales by channel clip most there"
         )
+    notes += unverified(request)
     if request.compute == "bf16":
         notes.append("bf16 compute: its own error is larger than that of 8-bit formats")
     return tuple(notes)

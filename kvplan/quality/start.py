@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,8 +12,12 @@ from kvplan.quality.models import Geometry
 from kvplan.quality.prepare import Reading, prepare
 from kvplan.quality.report import Candidate, QualityReport, QualityRequest, TextInfo
 from kvplan.quality.request import CALIBRATION_TOKENS, needs_calibration
-from kvplan.quality.run import Inputs, Progress, measure
+from kvplan.quality.resume import usable
+from kvplan.quality.run import Inputs, Progress, measure, versions
 from kvplan.quality.stored import codec_layout
+from kvplan.quality.tasks import built_in, own_tasks, prompts, read_tasks
+
+SHORTEST_NEEDLE = 512
 
 
 def start(
@@ -24,8 +29,11 @@ def start(
     compute: str,
     device: str,
     parts: bool,
+    probes: int,
+    tasks: Path | None,
     command: str,
     progress: Progress,
+    previous: QualityReport | None = None,
 ) -> Iterator[QualityReport]:
     """Reports of a measurement, one per finished format; everything that can be refused is refused first."""
     import torch
@@ -33,9 +41,12 @@ def start(
     if device == "cuda" and not torch.cuda.is_available():
         raise NoDeviceError("no CUDA GPU is available to torch", "leave --device out: the CPU does")
     other = texts.read_text(calibration_text) if calibration_text else texts.default_calibration()
+    asked = read_tasks(tasks) if tasks else []
     progress("reading the config")
     source, g = prepare(model, reading, device, logits=True)
     _check_formats(chosen, g)
+    if probes:
+        models.check_tokens(probes, SHORTEST_NEEDLE, source, g)
     progress("reading the text")
     tokenizer = models.load_tokenizer(source)
     ids, info = reading.ids(tokenizer, targets=1)
@@ -49,14 +60,22 @@ def start(
         torch.tensor([learned[0]], device=device) if learned else None,
         g.dtype,
         source.weights_sha256,
+        [*own_tasks(tokenizer, asked, g.max_positions), *(built_in(tokenizer, probes) if probes else ())],
+        prompts(tokenizer) if probes else (),
     )
     request = QualityRequest.model_validate(
         {
             "model": source.name, "candidates": chosen, "text": info, "calibration": learned[1] if learned else None,
             "compute": compute, "device": device, "parts": parts,
+            "probes": probes, "tasks_sha256": file_hash(tasks) if tasks else None,
         }
     )  # fmt: skip
-    yield from measure(request, inputs, command, progress)
+    kept = usable(previous, request, source.weights_sha256, versions()) if previous else ()
+    yield from measure(request, inputs, command, progress, kept)
+
+
+def file_hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _check_formats(chosen: Sequence[Candidate], g: Geometry) -> None:

@@ -16,6 +16,7 @@ from kvplan.formats.grammar import PLAIN, Format, Named, parse_any
 from kvplan.formats.grid import Tensor as TensorSpec
 from kvplan.formats.grid import bind
 from kvplan.formats.layout import Layout
+from kvplan.quality.request import is_calibrated
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ class Codec:
     """Encode and decode for one tensor (`k` or `v`) of all layers.
 
     Attributes:
-        static: layer to the scales of a static format.
+        static: layer to the scales that were learnt before: static ones, and the global scale of nvfp4.
+        margin: factor on the range that static scales cover.
         clipped, values: counted over all layers, for static formats.
     """
 
@@ -80,13 +82,13 @@ class Codec:
     spelling: str
     dtype: str
     static: dict[int, Encoded] = field(default_factory=dict)
+    margin: float = 1.0
     clipped: int = 0
     values: int = 0
 
     @property
-    def is_static(self) -> bool:
-        parsed = parse_any(self.spelling)
-        return isinstance(parsed, Format) and parsed.is_static
+    def is_calibrated(self) -> bool:
+        return is_calibrated(self.spelling)
 
     @property
     def is_plain(self) -> bool:
@@ -94,8 +96,8 @@ class Codec:
 
     def calibrate(self, layer: int, x: Tensor) -> None:
         """Static scales of one layer from sample rows."""
-        if self.is_static:
-            self.static[layer] = calibrate(self._layout(x), self.role, x[0])
+        if self.is_calibrated:
+            self.static[layer] = calibrate(self._layout(x), self.role, x[0], self.margin)
 
     def rows(self, layer: int, x: Tensor) -> Rows:
         """What a cache in this format gives back of `x`."""

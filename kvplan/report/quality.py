@@ -6,7 +6,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from kvplan.quality.report import Figures, QualityReport
+from kvplan.quality.law import PredictionReport
+from kvplan.quality.report import Figures, QualityReport, TaskScore
 from kvplan.report.terminal import QuietConsole
 
 
@@ -20,6 +21,9 @@ def print_quality(report: QualityReport, console: QuietConsole | None = None) ->
     console.print(_formats(report))
     console.print()
     console.print(_positions(report))
+    if b.tasks:
+        console.print()
+        console.print(_tasks(report))
     for line in (report.scope, *report.notes, *_asides(report)):
         console.print(Text(f"note: {line}"), soft_wrap=True)
 
@@ -39,6 +43,39 @@ def _positions(report: QualityReport) -> Table:
     for f in report.formats:
         table.add_row(f.format, *(f"{b.kl_mean:.5f}" for b in f.buckets))
     return table
+
+
+def print_prediction(report: PredictionReport, console: QuietConsole | None = None) -> None:
+    """Print one row per format with its interval and the kind of evidence."""
+    console = console or QuietConsole(highlight=False, markup=False, emoji=False)
+    console.print(Text(f"{report.model}: KL predicted, model not run", style="bold"))
+    console.print(Text(f"tensors: {report.tensors}"), soft_wrap=True)
+    table = _table("format", "KL", "90% interval", "statistics", "evidence")
+    table.columns[-1].no_wrap, table.columns[-1].justify = False, "left"
+    for f in report.formats:
+        between = "-" if f.low == f.high else f"{f.low:.5f} to {f.high:.5f}"
+        alone = "-" if f.kl_statistics is None else f"{f.kl_statistics:.5f}"
+        table.add_row(f.format, f"{f.kl:.5f}", between, alone, f.evidence)
+    console.print(table)
+    for line in report.notes:
+        console.print(Text(f"note: {line}"), soft_wrap=True)
+
+
+def _tasks(report: QualityReport) -> Table:
+    """Tasks right, of those that the untouched model gets right; `greedy` in tokens until the texts part."""
+    kinds = [t.kind for t in report.baseline.tasks]
+    table = _table("tasks right", *kinds)
+    table.add_row("untouched", *(f"{t.right} of {t.tasks}" for t in report.baseline.tasks))
+    for f in report.formats:
+        by_kind = {t.kind: t for t in f.tasks}
+        table.add_row(f.format, *(_score(by_kind.get(kind)) for kind in kinds))
+    return table
+
+
+def _score(t: TaskScore | None) -> str:
+    if t is None:
+        return "-"
+    return f"{t.tokens_mean:.1f} tokens" if t.kind == "greedy" else f"{t.right} of {t.tasks}"
 
 
 def _asides(report: QualityReport) -> list[str]:

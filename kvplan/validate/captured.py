@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,11 +13,11 @@ from kvplan_kernels.attention.reference import FormatError, format_error
 from kvplan_kernels.codecs.grid import calibrate, decode, encode
 from torch import Tensor
 
-from kvplan.errors import InputError, NoDeviceError, UnsupportedError
+from kvplan.captured import SHIPPED, read_capture
+from kvplan.errors import InputError, UnsupportedError
 from kvplan.formats.layout import Layout
 from kvplan.specs.groups import AttentionGroup, LatentGroup
 
-SCHEMA = "kvplan.capture/1"
 MAX_QUERIES = 16
 """Queries used of each layer, evenly spread: fp64 attention of more would take longer than the rest."""
 
@@ -28,9 +27,10 @@ class Captured:
     """Tensors of some layers; a request is one query of one layer over the rows before it and its own.
 
     Attributes:
-        q: fp32 `(L, HQ, N, D)`, scaled so that `scale` holds for all layers; the last N of T positions.
+        q: fp32 `(L, HQ, N, D)`, scaled so that `scale` holds for all layers.
         k, v: fp32 `(L, H, T, D)` and `(L, H, T, Dv)`.
         windows: rows that a query sees, per layer; None for all.
+        positions: of the N queries, among T.
         source: which model, layers and text, in words.
     """
 
@@ -39,6 +39,7 @@ class Captured:
     v: Tensor
     scale: float
     windows: tuple[int | None, ...]
+    positions: tuple[int, ...]
     source: str
 
     @property
@@ -52,12 +53,12 @@ class Captured:
     @cached_property
     def requests(self) -> tuple[tuple[int, int, int, int], ...]:
         """(layer, query, first row, rows) of each request."""
-        queries, tokens = self.q.shape[2], self.k.shape[2]
+        queries = self.q.shape[2]
         step = -(-queries // MAX_QUERIES)
         found = []
         for layer, window in enumerate(self.windows):
             for n in range(queries - 1, -1, -step):
-                stop = tokens - queries + n + 1
+                stop = self.positions[n] + 1
                 start = max(stop - window, 0) if window else 0
                 found.append((layer, n, start, stop - start))
         return tuple(found)
@@ -89,43 +90,33 @@ def _stored(layout: Layout, role: str, x: Tensor) -> Tensor:
     return torch.stack(parts)
 
 
+def shipped(model: str) -> Path | None:
+    """The capture file that comes with kvplan, if it is of this model and can be read here."""
+    return SHIPPED if model == SHIPPED.stem and importlib.util.find_spec("safetensors") else None
+
+
 def load(path: Path, group: AttentionGroup | LatentGroup) -> Captured:
     """Read a capture file of a model with this attention group.
 
     Raises:
-        InputError: not a capture file, or of another geometry.
+        InputError: not a capture file, damaged, or of another geometry.
         NoDeviceError: safetensors is missing.
         UnsupportedError: the model has a latent.
     """
     if isinstance(group, LatentGroup):
         raise UnsupportedError("capture files hold K and V, this model has a latent", "leave --tensors out")
-    if importlib.util.find_spec("safetensors") is None:
-        raise NoDeviceError("--tensors needs safetensors", "pip install 'kvplan-advisor[quality]'")
-    from safetensors import SafetensorError, safe_open
-
-    hint = "write one with: kvplan capture MODEL --out FILE.safetensors"
-    try:
-        with safe_open(path, "pt") as opened:
-            manifest = json.loads((opened.metadata() or {}).get("kvplan", "{}"))
-            if manifest.get("schema") != SCHEMA:
-                raise InputError(f"{path} is no capture file of kvplan", hint)
-            layers = manifest["layers"]
-            q, k, v = (
-                torch.stack([opened.get_tensor(f"layers.{x['layer']}.{role}").float() for x in layers])
-                for role in ("q", "k", "v")
-            )
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"cannot read {path}: {str(error).splitlines()[0]}", hint) from None
+    file = read_capture(path)
+    q, k, v = (torch.stack([getattr(x, role) for x in file.layers]) for role in ("q", "k", "v"))
     _check(path, group, q, k, v)
-    scales = torch.tensor([x["scale"] for x in layers])
-    numbers = ", ".join(str(x["layer"]) for x in layers)
+    scales = torch.tensor([x.scale for x in file.layers])
     return Captured(
         q * (scales / scales[0])[:, None, None, None],
         k,
         v,
         float(scales[0]),
-        tuple(x["sliding_window"] for x in layers),
-        f"{manifest['model']} (layers {numbers}; {k.shape[2]:,} tokens of {manifest['text']['name']})",
+        tuple(x.window for x in file.layers),
+        file.layers[0].positions,
+        file.source,
     )
 
 

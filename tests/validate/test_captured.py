@@ -10,10 +10,11 @@ import torch
 from kvplan_kernels.attention.reference import format_error
 from kvplan_kernels.codecs.grid import decode, encode
 
+from kvplan.captured import SCHEMA
 from kvplan.cli.main import main
 from kvplan.errors import ExitCode
 from kvplan.specs.load import load_model
-from kvplan.validate.captured import SCHEMA, load
+from kvplan.validate.captured import load
 from kvplan.validate.subject import choose_group, planned
 
 TOKENS, QUERIES = 48, 4
@@ -89,3 +90,14 @@ def test_bad_input(
     assert main(argv) == ExitCode.INPUT
     error, hint = capsys.readouterr().err.strip().splitlines()
     assert message in error and hint.startswith("hint: ")
+
+
+@pytest.mark.slow
+def test_the_shipped_tensors_are_the_default_of_their_model(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["validate", "smollm2-135m", "--device", "cpu", "--context", "40", "--batch", "1", "--kv", "int8"]
+    assert main([*argv, "--phase", "append", "--json"]) == ExitCode.OK
+    report = json.loads(capsys.readouterr().out)
+    assert "smollm2-135m (layers 0, 10, 20, 29; 1,024 tokens" in report["tensors"]
+    assert report["request"]["tensors_file"] is None
+    # What end-to-end KL of 7e-4 goes with; synthetic tensors give another size.
+    assert 0.01 < report["results"][1]["format_error"]["both"]["output"]["mean"] < 0.02
