@@ -1,4 +1,4 @@
-"""One kernel of each family compiles for sm_80 and sm_100 too; on Tritons other than the pinned one a sample of them."""
+"""One kernel of each family compiles for sm_80 and sm_100 too; on other Tritons than the pinned one a sample."""
 
 from __future__ import annotations
 
