@@ -30,12 +30,15 @@ def write_png(made: Document, path: Path) -> None:
     axes = figure.add_subplot()
     left = 0
     for i, piece in enumerate(bar.pieces):
-        look = {
-            "color": piece.colour if piece.basis else "#d4d4d4",
-            "edgecolor": "white",
-            "hatch": HATCHES[i % len(HATCHES)],
-        }
-        axes.barh(0, piece.cells, left=left, label=f"{piece.name} {piece.size}", **look)
+        axes.barh(
+            0,
+            piece.cells,
+            left=left,
+            label=f"{piece.name} {piece.size}",
+            color=piece.colour if piece.basis else "#d4d4d4",
+            edgecolor="white",
+            hatch=HATCHES[i % len(HATCHES)],
+        )
         left += piece.cells
     axes.set_axis_off()
     axes.set_title(f"{made.title}\n{bar.text}", fontsize=9, loc="left", wrap=True)
