@@ -72,7 +72,7 @@ def _of_shape(formats: str, dims: tuple[int, int], turn: int) -> Iterator[Case]:
             yield case
             continue
         # A value that says nothing for these formats gives way to the next one.
-        for axis in ("lengths", "data", "calibration", "again"):
+        for axis in ("dtype", "lengths", "data", "calibration", "queries", "again"):
             values = LENGTHS if axis == "lengths" else AXES[axis]
             start = values.index(getattr(case, axis))
             turned = (replace(case, **{axis: value}) for value in (*values[start:], *values[:start]))
