@@ -203,6 +203,10 @@ class Case:
         v, in_bf16 = self.layout.view("v"), self.dtype == "bf16"
         if self.data == "outlier" and (v.number == "bf16" or (in_bf16 and (v.recent or self.again.startswith("prefix")))):
             found["data"] = "one outlier among bf16 values shows the rounding of one probability to 8 bits"
+        if self.data == "denormal" and self.queries == "sharp":
+            found["data"] = "codes of 0 and 1 are small beside their excess, whose rounding decides sharp logits"
+        if self.data == "denormal" and self.dtype == "fp16" and self.again == "prefix dense":
+            found["data"] = "a scratch of fp16 has no digits for these rows"
         if self.data == "overflow" and self.dtype == "fp16":
             found["data"] = "fp16 rows cannot overflow a scale"
         return found
