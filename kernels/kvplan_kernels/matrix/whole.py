@@ -59,7 +59,7 @@ def _of_shape(formats: str, dims: tuple[int, int], turn: int) -> Iterator[Case]:
             group=at(AXES["group"], turn * 3),
             heads=at(HEADS, turn),
             rows=at(ROWS, turn),
-            variant="plain" if n % 2 else at(AXES["variant"], turn),
+            variant="plain" if turn % 2 else at(AXES["variant"], turn // 2),
             dtype=at(AXES["dtype"], turn),
             lengths=at(LENGTHS, turn + n % LENGTHS_PER_SHAPE),
             write=at(AXES["write"], turn + n % WRITES_PER_SHAPE),
