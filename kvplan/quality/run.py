@@ -86,45 +86,50 @@ def measure(
     for i, candidate in enumerate(request.candidates):
         progress(f"{candidate.format} ({i + 1} of {len(request.candidates)})")
         found = next((f for f in kept if (f.k, f.v) == (candidate.k, candidate.v)), None)
-        found = found or _measured(candidate, request.parts, base, inputs, report.formats, tasks)
+        found = found or _measured(candidate, base, inputs, tasks)
+        if request.parts and has_parts(candidate) and found.k_only is None:
+            found = _with_parts(found, base, inputs, (*report.formats, *kept))
         done = i + 1 == len(request.candidates)
         report = report.model_copy(update={"formats": (*report.formats, found), "complete": done})
         yield report
 
 
-def _measured(
-    c: Candidate,
-    parts: bool,
-    base: Run,
-    inputs: Inputs,
-    before: Sequence[FormatQuality],
-    tasks: Sequence[Task],
-) -> FormatQuality:
-    """K and V together, then each alone, unless an earlier format has the same K or V."""
+def _measured(c: Candidate, base: Run, inputs: Inputs, tasks: Sequence[Task]) -> FormatQuality:
+    """K and V together."""
     started = time.perf_counter()
-    codecs = [Codec(role, spelling, inputs.cache_dtype) for role, spelling in (("k", c.k), ("v", c.v))]
-    _calibrate(codecs, inputs)
+    codecs = _codecs(c.k, c.v, inputs)
     both, share = _outcome(codecs, base, inputs)
-    clipped = {x.role: x.clipped / x.values for x in codecs if x.values}
-    alone: list[Figures | None] = [None, None]
-    if parts and has_parts(c):
-        alone = [
-            part_of(before, codec.role, codec.spelling) or figures(_outcome([codec], base, inputs)[0])
-            for codec in codecs
-        ]
     return FormatQuality(
         format=c.format,
         k=c.k,
         v=c.v,
         **figures(both).model_dump(),
         exact_share=share,
-        clipped_fraction=clipped,
-        k_only=alone[0],
-        v_only=alone[1],
+        clipped_fraction={x.role: x.clipped / x.values for x in codecs if x.values},
         buckets=buckets(both),
         tasks=run_tasks(inputs.model, tasks, quantising(codecs))[1],
         seconds=round(time.perf_counter() - started, 1),
     )
+
+
+def _with_parts(
+    found: FormatQuality, base: Run, inputs: Inputs, known: Sequence[FormatQuality]
+) -> FormatQuality:
+    """K and V each alone, unless another format has the same K or V."""
+    started = time.perf_counter()
+    codecs = _codecs(found.k, found.v, inputs)
+    alone = [
+        part_of(known, codec.role, codec.spelling) or figures(_outcome([codec], base, inputs)[0]) for codec in codecs
+    ]
+    seconds = round(found.seconds + time.perf_counter() - started, 1)
+    return found.model_copy(update={"k_only": alone[0], "v_only": alone[1], "seconds": seconds})
+
+
+def _codecs(k: str, v: str, inputs: Inputs) -> list[Codec]:
+    """Codecs of K and V, static ones calibrated."""
+    codecs = [Codec(role, spelling, inputs.cache_dtype) for role, spelling in (("k", k), ("v", v))]
+    _calibrate(codecs, inputs)
+    return codecs
 
 
 def _calibrate(codecs: Sequence[Codec], inputs: Inputs) -> None:
