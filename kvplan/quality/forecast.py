@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from kvplan.captured import SHIPPED, read_capture
-from kvplan.errors import InputError
+from kvplan.errors import InputError, UsageError
 from kvplan.formats.grammar import PLAIN
 from kvplan.quality.calibrate import check_pair
 from kvplan.quality.law import (
@@ -46,6 +46,11 @@ class Forecaster:
     own: bool
     report: QualityReport | None
 
+    @property
+    def latent(self) -> bool:
+        """Whether the tensors are MLA latents, which the law was not fitted on."""
+        return self.errors.file.is_latent
+
     def predict(self, c: Candidate) -> Prediction:
         """Measured KL of the pair or the sum of its measured parts; else the law on captured tensors.
 
@@ -54,6 +59,8 @@ class Forecaster:
         """
         import torch
 
+        if self.latent and c.k != c.v:
+            raise UsageError("K and V of a latent are one row, in one format", "give one format: --kv F")
         kl = self._measured(c)
         if kl is not None:
             kind: Evidence = "measured on this model"
@@ -65,8 +72,9 @@ class Forecaster:
             alone = kl_of_statistics(self.statistics.error("k", c.k), self.statistics.error("v", c.v))
             heads = _by_head(self.errors, c.k)
         kl = kl_of(error_k, error_v)
-        low, high = interval(kl, FACTOR if self.own else OTHER_MODEL_FACTOR)
-        least, most = interval(alone, STATISTICS_FACTOR if self.own else OTHER_MODEL_FACTOR)
+        near = self.own and not self.latent
+        low, high = interval(kl, FACTOR if near else OTHER_MODEL_FACTOR)
+        least, most = interval(alone, STATISTICS_FACTOR if near else OTHER_MODEL_FACTOR)
         return Prediction(
             format=c.format,
             k=c.k,
@@ -142,6 +150,8 @@ def forecast(
     notes = [SAME_TEXT] if calibration is None and any(r.error_k is not None for r in rows) else []
     if not made.own:
         notes.append(f"{file.model} is another model: the order of formats mostly carries over, the size does not")
+    if made.latent:
+        notes.append("latents: the law was fitted on K and V, so the order of formats is likely, the size is not")
     return PredictionReport(
         command=command,
         model=model,

@@ -103,11 +103,11 @@ def find(model: str) -> Source:
 
 
 def load_config(source: Source) -> Any:
-    """The config of transformers, refused where its cache is not K and V of causal attention.
+    """The config of transformers, refused where there is no cache of causal attention.
 
     Raises:
         InputError: not readable by the installed transformers.
-        UnsupportedError: latents, encoder-decoders.
+        UnsupportedError: no attention, attention in chunks, encoder-decoders.
     """
     _quiet()
     from transformers import AutoConfig
@@ -117,17 +117,14 @@ def load_config(source: Source) -> Any:
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"{source.name}: {_first_line(error)}", "use a model that transformers knows") from None
     text = config.get_text_config()
-    if getattr(text, "kv_lora_rank", None):
-        raise UnsupportedError(
-            f"{source.name} ({text.model_type}) caches latents (MLA); kvplan measures K and V only",
-            "use a model with MHA, GQA or MQA",
-        )
     if not getattr(text, "num_attention_heads", None):
         raise UnsupportedError(
             f"{source.name} ({text.model_type}) has no attention, so no cache of K and V", "use a model with attention"
         )
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedError(f"{source.name} is an encoder-decoder", "use a causal language model")
+    if any("chunked" in kind for kind in getattr(text, "layer_types", None) or ()):
+        raise UnsupportedError(f"{source.name} has attention in chunks", "use a model with full or sliding attention")
     return config
 
 
@@ -219,6 +216,7 @@ def load_model(source: Source, compute: str, device: str) -> Any:
     from transformers import AutoModelForCausalLM
 
     from kvplan.quality.attention import NAME, register
+    from kvplan.quality.latent import watch_latents
 
     register()
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[compute]
@@ -229,6 +227,7 @@ def load_model(source: Source, compute: str, device: str) -> Any:
     except (OSError, ValueError, ImportError) as error:
         hint = "use a model whose attention transformers lets be replaced"
         raise UnsupportedError(f"{source.name}: {_first_line(error)}", hint) from None
+    watch_latents(model)
     return model.eval().to(device)
 
 

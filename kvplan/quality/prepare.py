@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvplan.errors import UnsupportedError
 from kvplan.quality import models, texts
 from kvplan.quality.models import Geometry, Source
 from kvplan.quality.report import TextInfo
@@ -31,12 +32,18 @@ def prepare(model: str, reading: Reading, device: str, logits: bool) -> tuple[So
     """Find a model and refuse what cannot run.
 
     Args:
-        logits: whether logits of all positions are kept.
+        logits: whether logits of all positions are kept, as a measurement of K and V does; else rows only.
     """
     source = models.find(model)
     if reading.text is not None:
         texts.read_text(reading.text)
     config = models.load_config(source)
+    text = config.get_text_config()
+    if logits and getattr(text, "kv_lora_rank", None):
+        raise UnsupportedError(
+            f"{source.name} ({text.model_type}) caches latents (MLA); kvplan measures K and V only",
+            "use a model with MHA, GQA or MQA, or store its latents with kvplan capture",
+        )
     g = models.geometry(config)
     models.check_tokens(reading.tokens, SMALLEST_TOKENS, source, g)
     need = memory_needed(

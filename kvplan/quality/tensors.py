@@ -95,7 +95,14 @@ def probabilities(x: CapturedRows, k: Rows) -> Tensor:
     logits = q @ k.decoded[:, None].transpose(-1, -2)
     if k.layout is not None:
         logits = torch.where(seen_decoded(x, k), logits, q @ k.exact[:, None].transpose(-1, -2))
-    return (logits * x.scale).masked_fill(~visible(x), -torch.inf).softmax(-1)
+    logits = logits * x.scale
+    if x.softcap is not None:
+        logits = torch.tanh(logits / x.softcap) * x.softcap
+    logits = logits.masked_fill(~visible(x), -torch.inf)
+    if x.sinks is None:
+        return logits.softmax(-1)
+    column = torch.tensor(x.sinks).view(*logits.shape[:2], 1, 1).expand(*logits.shape[:-1], 1)
+    return torch.cat([logits, column], -1).softmax(-1)[..., :-1]
 
 
 def attend_at(x: CapturedRows, k: Rows, v: Rows) -> Tensor:
