@@ -25,7 +25,12 @@ Picture = tuple[str, str]
 
 
 def quality_page(report: QualityReport) -> str:
-    """Error against bytes, K against V, KL by position."""
+    """Error against bytes, K against V, KL by position.
+
+    Raises:
+        UnsupportedError: matplotlib is not installed.
+    """
+    check_library()
     fs = report.formats
     names = [f.format for f in fs]
     pictures = [_against_bytes([(f.format, _bytes(f.k, f.v), f.kl_mean) for f in fs])]
@@ -45,7 +50,12 @@ def quality_page(report: QualityReport) -> str:
 
 
 def prediction_page(report: PredictionReport) -> str:
-    """Error against bytes, K against V, errors by layer, their distribution over heads."""
+    """Error against bytes, K against V, errors by layer, their distribution over heads.
+
+    Raises:
+        UnsupportedError: matplotlib is not installed.
+    """
+    check_library()
     fs = report.formats
     pictures = [_against_bytes([(f.format, _bytes(f.k, f.v), f.kl) for f in fs])]
     run = [f for f in fs if f.error_k is not None and f.error_v is not None]
