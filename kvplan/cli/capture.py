@@ -41,7 +41,7 @@ def command(
 ) -> None:
     """Post-RoPE Q and un-repeated K and V of MODEL, with a manifest; the text is not stored.
 
-    MODEL is a model folder, a .gguf file or smollm2-135m.
+    MODEL is a model folder, a .gguf file, a downloaded hub id or smollm2-135m. Of MLA, the latent rows.
 
     \b
     Examples:
@@ -56,17 +56,19 @@ def command(
     from kvplan.quality.capture import capture, parse_layers
     from kvplan.quality.prepare import Reading
 
-    with Bar(1) as bar:
-        bar.say("running the model")
+    chosen = parse_layers(layers)
+    with Bar(len(chosen) if chosen else None) as bar:
+        bar.say("loading the model")
         made = capture(
             model,
             out,
             Reading(text, parse_count(tokens, "tokens"), first_token),
-            layers=parse_layers(layers),
+            layers=chosen,
             queries=parse_count(queries, "queries"),
             query_step=query_step,
             dtype=dtype,
             command=shlex.join(["kvplan", *sys.argv[1:]]),
+            written=bar.advance,
         )
     kept = f"{len(made.layers)} layers x {made.text.tokens:,} tokens of {made.model}"
     click.echo(f"{out}: {kept}, {format_bytes(out.stat().st_size)}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -33,12 +33,14 @@ def capture(
     query_step: int = 1,
     dtype: Dtype,
     command: str,
+    written: Callable[[], None] = lambda: None,
 ) -> Manifest:
     """Run `model` once over a text and write the chosen layers; all of them for None.
 
     Args:
         reading: the positions, all of which are kept of K and V.
         queries: positions kept of Q, every `query_step`th up to the last.
+        written: called after each layer.
     """
     source, g = prepare(model, reading, "cpu", logits=False)
     chosen = sorted(set(range(g.layers) if layers is None else layers))
@@ -63,7 +65,7 @@ def capture(
         versions=versions(),
         tensors_sha256=UNKNOWN_HASH,
     )
-    _write(loaded, torch.tensor([ids]), manifest, shapes, out)
+    _write(loaded, torch.tensor([ids]), manifest, shapes, out, written)
     return manifest
 
 
@@ -107,11 +109,18 @@ def _probe(model: Any, ids: Tensor) -> tuple[dict[str, tuple[int, int]], dict[in
     return shapes, _read(model, ids, look)
 
 
-def _write(model: Any, ids: Tensor, manifest: Manifest, shapes: dict[str, tuple[int, int]], out: Path) -> None:
+def _write(
+    model: Any,
+    ids: Tensor,
+    manifest: Manifest,
+    shapes: dict[str, tuple[int, int]],
+    out: Path,
+    written: Callable[[], None],
+) -> None:
     """One pass over all tokens; each layer is written as it comes."""
     roles = {x.layer: ("q", "latent") if x.latent_rank else ("q", "k", "v") for x in manifest.layers}
     tokens, queries, step = ids.shape[1], manifest.queries, manifest.query_step
-    declared = {}
+    declared: dict[str, tuple[int, ...]] = {}
     for layer, of_layer in roles.items():
         for role in of_layer:
             heads, channels = shapes[f"layers.{layer}.{role}"]
@@ -122,6 +131,8 @@ def _write(model: Any, ids: Tensor, manifest: Manifest, shapes: dict[str, tuple[
             rows = {"q": q[:, :, tokens - 1 - step * (queries - 1) :: step], "k": k, "v": v, "latent": k}
             for role in roles.get(layer, ()):
                 stream.write(f"layers.{layer}.{role}", rows[role][0])
+            if layer in roles:
+                written()
             return identity(layer, q, k, v)
 
         _read(model, ids, keep)

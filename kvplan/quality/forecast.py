@@ -24,7 +24,7 @@ from kvplan.quality.law import (
 )
 from kvplan.quality.predict import predicted_kl
 from kvplan.quality.report import Candidate, QualityReport
-from kvplan.quality.request import candidates
+from kvplan.quality.request import candidates, unverified
 from kvplan.quality.statistics import StatisticErrors
 from kvplan.quality.tensors import TensorErrors
 
@@ -152,6 +152,8 @@ def forecast(
         notes.append(f"{file.model} is another model: the order of formats mostly carries over, the size does not")
     if made.latent:
         notes.append("latents: the law was fitted on K and V, so the order of formats is likely, the size is not")
+    probed = {(f.k, f.v) for f in report.formats} if report and report.request.probes else ()
+    notes += unverified(chosen, probed)
     return PredictionReport(
         command=command,
         model=model,

@@ -1,4 +1,7 @@
-"""Models whose weights are at hand: the default one from a Python package, a folder, a GGUF file. No hub is asked."""
+"""Models whose weights are at hand: the default one from a Python package, a folder, a GGUF file, a downloaded hub id.
+
+No hub is asked.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,7 @@ def _require(packages: tuple[str, ...], what: str) -> None:
 
 
 def find(model: str) -> Source:
-    """A name, folder or GGUF file to its files.
+    """A name, folder, GGUF file or hub id to its files.
 
     Raises:
         InputError: nothing there, or no weights.
@@ -96,10 +99,26 @@ def find(model: str) -> Source:
             raise InputError(f"the weights of {DEFAULT} are not installed", INSTALL)
         _require(NEEDED_FOR_GGUF, DEFAULT)
         return Source(DEFAULT, folder, GGUF_FILE)
+    downloaded = _downloaded(model)
+    if downloaded is not None:
+        return Source(model.rpartition("/")[2], downloaded)
     raise InputError(
-        f"no weights for {model!r}: it is neither a model folder, a .gguf file nor {DEFAULT}",
-        f"download the model and give its folder, or use {DEFAULT}",
+        f"no weights for {model!r}: it is neither a model folder, a .gguf file, a downloaded hub id nor {DEFAULT}",
+        f"hf download ORGANISATION/NAME and give that id, or the folder of a model, or use {DEFAULT}",
     )
+
+
+def _downloaded(model: str) -> Path | None:
+    """The folder in the local cache of a hub id such as organisation/name; None if it is not there."""
+    if model.count("/") != 1 or importlib.util.find_spec("huggingface_hub") is None:
+        return None
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(model, local_files_only=True))
+    except (OSError, ValueError):
+        return None
+    return folder if (folder / "config.json").is_file() else None
 
 
 def load_config(source: Source) -> Any:

@@ -112,9 +112,7 @@ def _measured(c: Candidate, base: Run, inputs: Inputs, tasks: Sequence[Task]) ->
     )
 
 
-def _with_parts(
-    found: FormatQuality, base: Run, inputs: Inputs, known: Sequence[FormatQuality]
-) -> FormatQuality:
+def _with_parts(found: FormatQuality, base: Run, inputs: Inputs, known: Sequence[FormatQuality]) -> FormatQuality:
     """K and V each alone, unless another format has the same K or V."""
     started = time.perf_counter()
     codecs = _codecs(found.k, found.v, inputs)
@@ -213,7 +211,7 @@ def _notes(request: QualityRequest) -> tuple[str, ...]:
             f"static scales were calibrated on positions below {request.calibration.tokens:,}: rotated keys differ "
             "beyond, and scales by channel clip most there"
         )
-    notes += unverified(request)
+    notes += [] if request.probes else unverified(request.candidates)
     if request.compute == "bf16":
         notes.append("bf16 compute: its own error is larger than that of 8-bit formats")
     return tuple(notes)

@@ -64,6 +64,7 @@ def test_the_manifest(file: Path, prose: Path) -> None:
     [
         (["--layers", "2"], ExitCode.USAGE, "0 to 1"),
         (["--layers", "x"], ExitCode.USAGE, "no layer"),
+        (["--first-token", "99999"], ExitCode.USAGE, "50 are needed"),
         (["--queries", "99"], ExitCode.USAGE, "99 queries, each 1 apart"),
     ],
 )

@@ -113,6 +113,25 @@ def test_latents_are_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "MLA" in capsys.readouterr().err
 
 
+def test_a_downloaded_hub_id(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Found in the hub's own cache; nothing is downloaded."""
+    from huggingface_hub import constants
+
+    from kvplan.quality import models
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    kept = tmp_path / "models--some--tiny"
+    shutil.copytree(tiny, kept / "snapshots" / "abc")
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text("abc")
+    found = models.find("some/tiny")
+    assert found.name == "tiny" and (found.folder / "config.json").is_file()
+    assert main(["quality", "some/other"]) == ExitCode.INPUT
+    assert "hf download" in capsys.readouterr().err
+
+
 def test_memory_is_estimated_before_anything_is_loaded(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -161,10 +161,10 @@ def test_statistics_alone(report: QualityReport, shipped: CaptureFile) -> None:
     a, b = tool.fit(found, measured)
     assert (a, b) == pytest.approx((STATISTICS_KL_OF_K, STATISTICS_KL_OF_V), rel=0.01)
     kl = {f: kl_of_statistics(*e) for f, e in found.items()}
-    assert within(check(kl, measured, least=0.90, medium=0.7), STATISTICS_FACTOR) >= 0.9
+    assert within(check(kl, measured, least=0.90, medium=0.90), STATISTICS_FACTOR) >= 0.9
     stored = json.loads((REPO / "docs" / "results" / "quality_heldout_statistics.json").read_text(encoding="utf-8"))
     other = {f: kl_of_statistics(*e) for f, e in stored["errors"].items()}
-    ratios = check(other, {f: kl[1] for f, kl in STUDY.items()}, least=0.90, medium=0.7)
+    ratios = check(other, {f: kl[1] for f, kl in STUDY.items()}, least=0.90, medium=0.90)
     assert within(ratios, STATISTICS_FACTOR) >= 0.9
 
 
@@ -200,6 +200,16 @@ def test_one_pair_for_other_parts_of_kvplan(report: QualityReport) -> None:
     assert expected("smollm2-135m", "bf16", "bf16").high == 0
     measured = expected("smollm2-135m", "int8", "int8", measured=STORED)
     assert measured.evidence == "measured on this model" and measured.low == measured.high == measured.kl
+
+
+def test_below_four_bits_tasks_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """Until a report of this model has needles and sums of the format."""
+    tasks = STORED.with_name("quality_smollm2_tasks.json")
+    argv = ["quality", "--predict", "--json", "--kv", "int8", "--kv", "kivi2", "--kv", "int3"]
+    for measured, named in ((STORED, "kivi2, int3"), (tasks, "int3"), (None, "kivi2, int3")):
+        assert main([*argv, *(["--measured", str(measured)] if measured else [])]) == ExitCode.OK
+        notes = json.loads(capsys.readouterr().out)["notes"]
+        assert f"{named}: not verified: retrieval, math, this model" in notes
 
 
 def test_another_model_is_said(capsys: pytest.CaptureFixture[str]) -> None:
