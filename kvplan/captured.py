@@ -108,9 +108,8 @@ def _refuse_pickle(path: Path) -> None:
 def _layer(path: Path, opened: Any, entry: dict[str, Any], step: int) -> CapturedRows:
     number = int(entry["layer"])
     rank, sinks = entry.get("latent_rank"), entry.get("sinks")
-    q, k, v = (
-        opened.get_tensor(f"layers.{number}.{'latent' if rank and role != 'q' else role}").float() for role in "qkv"
-    )
+    roles = ("q", "latent", "latent") if rank else ("q", "k", "v")
+    q, k, v = (opened.get_tensor(f"layers.{number}.{role}").float() for role in roles)
     v = v[..., :rank] if rank else v
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     tokens, queries = k.shape[1] if k.dim() == 3 else 0, q.shape[1] if q.dim() == 3 else 0

@@ -1,8 +1,8 @@
 """MLA through the same hook: the latent row that a cache keeps, and the queries and outputs that belong to it.
 
 The attention function sees K and V of every head, expanded. The row itself is what enters `kv_b_proj` (the normalised
-latent) and the rotary part of any head's key. With the halves of `kv_b_proj` multiplied into queries and outputs, MLA is
-attention of all query heads on one KV head: keys are the rows, values their first `kv_lora_rank` channels.
+latent) and the rotary part of any head's key. With the halves of `kv_b_proj` multiplied into queries and outputs, MLA
+is attention of all query heads on one KV head: keys are the rows, values their first `kv_lora_rank` channels.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ STATISTICS_KL_OF_K, STATISTICS_KL_OF_V = 0.49, 0.61
 FACTOR, STATISTICS_FACTOR = 1.5, 2.0
 """Nine of ten formats lie within this factor of KL on a text and layers that the law was not fitted to."""
 OTHER_MODEL_FACTOR = 10.0
-"""The same for KL of another model. Shown for one only, Gemma-3-270m: six of seven formats lie within 3, all within 10."""
+"""The same for KL of another model. Shown for Gemma-3-270m only: six of seven formats lie within 3, all within 10."""
 
 Evidence = Literal[
     "measured on this model", "predicted from this model's tensors", "from another model", "format theory only"

@@ -18,7 +18,7 @@ from kvplan.quality.attention import Visitor, identity, visiting
 from kvplan.quality.measure import Outcome, Run, buckets, compare, figures
 from kvplan.quality.predict import part_of
 from kvplan.quality.probe import answered, continuations, run_tasks, usual_attention
-from kvplan.quality.report import Baseline, Candidate, Figures, FormatQuality, QualityReport, QualityRequest
+from kvplan.quality.report import Baseline, Candidate, FormatQuality, QualityReport, QualityRequest
 from kvplan.quality.request import has_parts, unverified
 from kvplan.quality.stored import Codec, Rows, untouched
 from kvplan.quality.tasks import Task

@@ -1,10 +1,10 @@
 """What a format does to attention on captured tensors: the codec is run, nothing else of the model.
 
-The error of a tensor is ||O' - O|| / ||O|| with only K or only V stored. Of K: of each head, mean over layers and heads,
-root mean square over queries, because KL grows with its square and a window leaves early queries exact. Of V: of a whole
-layer's outputs, root mean square over layers, because an error of V adds to the output whatever a head's own output is,
-and small heads count little in what the layer passes on. On SmolLM2-135M both order formats as end-to-end KL does; errors
-of K and V themselves, or of random tensors, do not.
+The error of a tensor is ||O' - O|| / ||O|| with only K or only V stored. Of K: of each head, mean over layers and
+heads, root mean square over queries, because KL grows with its square and a window leaves early queries exact. Of V: of
+a whole layer's outputs, root mean square over layers, because an error of V adds to the output whatever a head's own
+output is, and small heads count little in what the layer passes on. On SmolLM2-135M both order formats as end-to-end KL
+does; errors of K and V themselves, or of random tensors, do not.
 """
 
 from __future__ import annotations

@@ -104,9 +104,7 @@ def load(path: Path, group: AttentionGroup | LatentGroup) -> Captured:
         UnsupportedError: the model has a latent.
     """
     if isinstance(group, LatentGroup):
-        raise UnsupportedError(
-            "errors on captured tensors are of K and V, this model has a latent", "leave --tensors out"
-        )
+        raise UnsupportedError("captured tensors are used of K and V, this model has a latent", "leave --tensors out")
     file = read_capture(path)
     q, k, v = (torch.stack([getattr(x, role) for x in file.layers]) for role in ("q", "k", "v"))
     _check(path, group, q, k, v)

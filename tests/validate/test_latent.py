@@ -95,7 +95,7 @@ def test_refused_by_name(words: dict[str, Any], message: str, hint: str) -> None
 
 def test_captured_tensors_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "--tensors", str(tmp_path / "x.safetensors")]) == ExitCode.UNSUPPORTED
-    assert "of K and V, this model has a latent" in capsys.readouterr().err
+    assert "used of K and V, this model has a latent" in capsys.readouterr().err
 
 
 def test_the_candidates_of_a_latent() -> None:
