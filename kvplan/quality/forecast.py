@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from kvplan.captured import SHIPPED, read_capture
-from kvplan.errors import InputError, UsageError
+from kvplan.errors import InputError, UnsupportedError, UsageError
 from kvplan.formats.grammar import PLAIN
 from kvplan.quality.calibrate import check_pair
 from kvplan.quality.law import (
@@ -67,14 +67,19 @@ class Forecaster:
             return Prediction(
                 format=c.format, k=c.k, v=c.v, kl=kl, low=kl, high=kl, error_k=None, error_v=None, evidence=kind
             )
-        with torch.inference_mode():
-            error_k, error_v = self.errors.error("k", c.k), self.errors.error("v", c.v)
-            alone = kl_of_statistics(self.statistics.error("k", c.k), self.statistics.error("v", c.v))
-            heads = _by_head(self.errors, c.k)
-        kl = kl_of(error_k, error_v)
         near = self.own and not self.latent
-        low, high = interval(kl, FACTOR if near else OTHER_MODEL_FACTOR)
-        least, most = interval(alone, STATISTICS_FACTOR if near else OTHER_MODEL_FACTOR)
+        errors: tuple[float, float] | None = None
+        with torch.inference_mode():
+            alone = kl_of_statistics(self.statistics.error("k", c.k), self.statistics.error("v", c.v))
+            least, most = interval(alone, STATISTICS_FACTOR if near else OTHER_MODEL_FACTOR)
+            try:
+                found = self.errors.error("k", c.k), self.errors.error("v", c.v)
+            except UnsupportedError:
+                # No codec: statistics are all there is.
+                kl, low, high = alone, least, most
+            else:
+                kl, errors = kl_of(*found), found
+                low, high = interval(kl, FACTOR if near else OTHER_MODEL_FACTOR)
         return Prediction(
             format=c.format,
             k=c.k,
@@ -82,12 +87,12 @@ class Forecaster:
             kl=kl,
             low=low,
             high=high,
-            error_k=error_k,
-            error_v=error_v,
+            error_k=errors and errors[0],
+            error_v=errors and errors[1],
             kl_statistics=alone,
             low_statistics=least,
             high_statistics=most,
-            heads_k=heads,
+            heads_k=_by_head(self.errors, c.k) if errors else (),
             evidence="predicted from this model's tensors" if self.own else "from another model",
         )
 
@@ -148,6 +153,9 @@ def forecast(
     file, report = made.errors.file, made.report
     rows = [made.predict(c) for c in chosen]
     notes = [SAME_TEXT] if calibration is None and any(r.error_k is not None for r in rows) else []
+    bare = [r.format for r in rows if r.error_k is None and r.kl_statistics is not None]
+    if bare:
+        notes.append(f"{', '.join(bare)}: no codec, predicted from statistics of the tensors alone")
     if not made.own:
         notes.append(f"{file.model} is another model: the order of formats mostly carries over, the size does not")
     if made.latent:

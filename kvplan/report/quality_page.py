@@ -20,6 +20,8 @@ svg { max-width: 100%; height: auto; } h2 { font-size: 1.05rem; }"""
 HEAD_DIM = 128
 """Bytes on the pages are those of a row of this many channels, so that pages can be compared."""
 
+MEASURED = "Evidence: measured on this model."
+
 Picture = tuple[str, str]
 """Heading and SVG."""
 
@@ -46,7 +48,7 @@ def quality_page(report: QualityReport) -> str:
     table = [[f.format, f"{f.kl_mean:.5f}", f"{f.kl_p99:.4f}", f"{f.top1:.1%}", f"{f.ppl:.3f}"] for f in fs]
     title = f"Quality of {report.request.model} on {report.request.text.name}"
     headings = ["format", "KL mean", "KL p99", "top-1", "ppl"]
-    return _page(title, pictures, headings, table, [report.scope, *report.notes, report.command])
+    return _page(title, pictures, headings, table, [MEASURED, report.scope, *report.notes, report.command])
 
 
 def prediction_page(report: PredictionReport) -> str:

@@ -32,8 +32,8 @@ from kvplan.quality.law import (
 from kvplan.quality.predict import predicted_kl, spearman
 from kvplan.quality.report import QualityReport
 from kvplan.quality.request import candidates
-from kvplan.quality.statistics import StatisticErrors, channel_errors
-from kvplan.quality.stored import Codec, Rows, codec_layout, untouched
+from kvplan.quality.statistics import StatisticErrors, channel_errors, format_of
+from kvplan.quality.stored import Codec, Rows, untouched
 from kvplan.quality.tensors import TensorErrors, attend_at
 
 REPO = Path(__file__).resolve().parents[2]
@@ -171,12 +171,11 @@ def test_statistics_alone(report: QualityReport, shipped: CaptureFile) -> None:
 def test_a_step_by_hand() -> None:
     """Uniform values of a known range: range^2 / 12 / levels^2; a float's error is a share of the value."""
     x = torch.tensor([-1.0, 1.0]).repeat(2, 32, 32)
-    view = codec_layout("k", "int4:group/32,asym", 2, 64, "bf16").view("k")
-    torch.testing.assert_close(channel_errors(view, x), torch.full((2, 64), (2 / 15) ** 2 / 12))
-    view = codec_layout("k", "int4:channel/32,asym", 2, 64, "bf16").view("k")
-    assert channel_errors(view, x).abs().max() == 0
-    view = codec_layout("k", "fp8_e5m2:head", 2, 64, "bf16").view("k")
-    torch.testing.assert_close(channel_errors(view, 3 * x), torch.full((2, 64), (3 * 0.053) ** 2))
+    torch.testing.assert_close(
+        channel_errors(format_of("int4:group/32,asym"), x), torch.full((2, 64), (2 / 15) ** 2 / 12)
+    )
+    assert channel_errors(format_of("int4:channel/32,asym"), x).abs().max() == 0
+    torch.testing.assert_close(channel_errors(format_of("fp8_e5m2:head"), 3 * x), torch.full((2, 64), (3 * 0.053) ** 2))
 
 
 def test_measured_figures_come_first(report: QualityReport, capsys: pytest.CaptureFixture[str]) -> None:
@@ -202,6 +201,16 @@ def test_one_pair_for_other_parts_of_kvplan(report: QualityReport) -> None:
     assert measured.evidence == "measured on this model" and measured.low == measured.high == measured.kl
 
 
+def test_formats_without_a_codec_have_statistics() -> None:
+    """None of them took part in the fit."""
+    ratios = {}
+    for name, kl in _STUDY["without a codec"].items():
+        found = expected("smollm2-135m", name, name)
+        assert found.error_k is None and found.kl == found.kl_statistics and found.high == found.high_statistics
+        ratios[name] = found.kl / kl
+    assert len(ratios) == 8 and within(ratios, 1.5) == 1
+
+
 def test_below_four_bits_tasks_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     """Until a report of this model has needles and sums of the format."""
     tasks = STORED.with_name("quality_smollm2_tasks.json")
@@ -224,7 +233,7 @@ def test_another_model_is_said(capsys: pytest.CaptureFixture[str]) -> None:
         (["--tensors", "x.safetensors"], ExitCode.USAGE, "go with --predict"),
         (["--predict", "--calibration-tensors", str(SHIPPED)], ExitCode.INPUT, "are those that scales come from"),
         (["--predict", "--tensors", "no"], ExitCode.INPUT, "cannot read no"),
-        (["--predict", "--kv", "lm3,rot"], ExitCode.UNSUPPORTED, "lm3,rot"),
+        (["--predict", "--kv", "iq4_nl"], ExitCode.UNSUPPORTED, "nothing is known of the error of iq4_nl"),
         (["--predict", "--kv", "int4:group/128"], ExitCode.USAGE, "do not divide head_dim 64"),
         (["other", "--predict", "--measured", str(STORED)], ExitCode.INPUT, "is of smollm2-135m, not of other"),
         (["--predict", "--measured", "no.json"], ExitCode.INPUT, "does not exist"),
