@@ -24,8 +24,8 @@ from kvplan.units import format_bytes, parse_count
 @click.option("--first-token", metavar="N", type=click.IntRange(min=0),
               help="Tokens of the text to leave out; default 0, 20000 for the default text.")  # fmt: skip
 @click.option("--queries", metavar="N", default="64", show_default=True, help="Positions kept of Q, up to the last.")
-@click.option("--query-step", metavar="N", type=click.IntRange(min=1), default=1, show_default=True,
-              help="Distance of these positions: 16 spreads 64 over 1024.")  # fmt: skip
+@click.option("--query-step", metavar="N", type=click.IntRange(min=1),
+              help="Distance of these positions; default spreads them, with an odd distance.")  # fmt: skip
 @click.option("--dtype", type=click.Choice(["fp16", "bf16", "fp32"]), default="fp16", show_default=True,
               help="Stored dtype.")  # fmt: skip
 def command(
@@ -36,7 +36,7 @@ def command(
     tokens: str,
     first_token: int | None,
     queries: str,
-    query_step: int,
+    query_step: int | None,
     dtype: Literal["fp16", "bf16", "fp32"],
 ) -> None:
     """Post-RoPE Q and un-repeated K and V of MODEL, with a manifest; the text is not stored.

@@ -30,7 +30,7 @@ def capture(
     *,
     layers: Sequence[int] | None,
     queries: int,
-    query_step: int = 1,
+    query_step: int | None = None,
     dtype: Dtype,
     command: str,
     written: Callable[[], None] = lambda: None,
@@ -39,12 +39,13 @@ def capture(
 
     Args:
         reading: the positions, all of which are kept of K and V.
-        queries: positions kept of Q, every `query_step`th up to the last.
+        queries: positions kept of Q, every `query_step`th up to the last; None spreads them.
         written: called after each layer.
     """
     source, g = prepare(model, reading, "cpu", logits=False)
     chosen = sorted(set(range(g.layers) if layers is None else layers))
-    _check(chosen, g.layers, reading.tokens, queries, query_step)
+    step = query_step or spread(reading.tokens, queries)
+    _check(chosen, g.layers, reading.tokens, queries, step)
     ids, info = reading.ids(models.load_tokenizer(source))
     loaded = models.load_model(source, "fp32", "cpu")
     shapes, found = _probe(loaded, torch.tensor([ids[:PROBE_TOKENS]]))
@@ -60,13 +61,19 @@ def capture(
         compute="fp32",
         dtype=dtype,
         queries=queries,
-        query_step=query_step,
+        query_step=step,
         layers=tuple(found[i] for i in chosen),
         versions=versions(),
         tensors_sha256=UNKNOWN_HASH,
     )
     _write(loaded, torch.tensor([ids]), manifest, shapes, out, written)
     return manifest
+
+
+def spread(tokens: int, queries: int) -> int:
+    """The largest odd step that fits: an even one meets a residual mostly when it is full."""
+    most = max(tokens // max(queries, 1), 1)
+    return most if most % 2 else most - 1
 
 
 def parse_layers(text: str | None) -> list[int] | None:

@@ -56,6 +56,7 @@ def test_the_manifest(file: Path, prose: Path) -> None:
     raw = file.read_bytes()
     data = raw[8 + int.from_bytes(raw[:8], "little") :]
     assert manifest.tensors_sha256 == hashlib.sha256(data).hexdigest()
+    assert manifest.queries == 4 and manifest.query_step == 11
     assert "square" not in json.dumps(manifest.model_dump())
 
 
