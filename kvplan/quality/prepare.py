@@ -8,9 +8,10 @@ from typing import Any
 
 from kvplan.errors import UnsupportedError
 from kvplan.quality import models, texts
+from kvplan.quality.memory import check_memory, memory_needed, parameters
 from kvplan.quality.models import Geometry, Source
 from kvplan.quality.report import TextInfo
-from kvplan.quality.request import SMALLEST_TOKENS, memory_needed
+from kvplan.quality.request import SMALLEST_TOKENS
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,11 @@ class Reading:
         return found, info.model_copy(update={"tokens": self.tokens})
 
 
-def prepare(model: str, reading: Reading, device: str, logits: bool) -> tuple[Source, Geometry]:
+def prepare(model: str, reading: Reading, device: str, logits: bool, probes: int = 0) -> tuple[Source, Geometry]:
     """Find a model and refuse what cannot run.
 
     Args:
+        probes: tokens of the longest needle.
         logits: whether logits of all positions are kept, as a measurement of K and V does; else rows only.
     """
     source = models.find(model)
@@ -47,12 +49,13 @@ def prepare(model: str, reading: Reading, device: str, logits: bool) -> tuple[So
     g = models.geometry(config)
     models.check_tokens(reading.tokens, SMALLEST_TOKENS, source, g)
     need = memory_needed(
-        models.parameters(config),
+        parameters(config),
         g.vocab if logits else 1,
         g.layers,
         2 * 4 * g.kv_heads * g.head_dim,
         reading.tokens,
+        max(reading.tokens, probes),
         source.gguf is not None,
     )
-    models.check_memory(need, device)
+    check_memory(need, device)
     return source, g

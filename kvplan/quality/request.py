@@ -1,4 +1,4 @@
-"""From the command line's words to candidates that can run, and the memory that they take. No torch."""
+"""From the command line's words to candidates that can run. No torch."""
 
 from __future__ import annotations
 
@@ -83,15 +83,3 @@ def _bits(spelling: str) -> int:
     parsed = parse_any(spelling)
     number = recipe_of(parsed.name).format.number if isinstance(parsed, Named) else parsed.number
     return number_bits(number)
-
-
-def memory_needed(parameters: int, vocab: int, layers: int, row_bytes: int, tokens: int, gguf: bool) -> int:
-    """Bytes at the peak on the CPU in fp32: weights (twice while GGUF is unpacked), two sets of logits, one layer.
-
-    Args:
-        row_bytes: fp32 bytes of K and V of one token in one layer.
-    """
-    weights = 4 * parameters * (2 if gguf else 1)
-    logits = 3 * 4 * tokens * vocab
-    attention = 4 * tokens * tokens * 4 + 8 * tokens * row_bytes
-    return weights + logits + attention + 64 * layers * 1024

@@ -48,7 +48,7 @@ def start(
     other = texts.read_text(calibration_text) if calibration_text else texts.default_calibration()
     asked = read_tasks(tasks) if tasks else []
     progress("reading the config")
-    source, g = prepare(model, reading, device, logits=True)
+    source, g = prepare(model, reading, device, logits=True, probes=probes)
     _check_formats(chosen, g)
     if probes:
         models.check_tokens(probes, SHORTEST_NEEDLE, source, g)
