@@ -15,6 +15,7 @@ from kvplan.memory.figures import (
 )
 from kvplan.memory.groups import CacheFormats
 from kvplan.memory.parts import NAMED_DIFFERENCES, parts_tree
+from kvplan.memory.scratch import prefix_scratch
 from kvplan.plan.answers import Capacity, FixedRequests, Gain, GainRatio, PreallocatedPool
 from kvplan.plan.capacity import capacity, check_weights_dtype, fit_at, verdict
 from kvplan.plan.draft import with_draft
@@ -162,6 +163,7 @@ def _breakdown(resolved: Resolved) -> Breakdown:
         constant=constant_tree(groups),
         growth=growth,
         growth_tokens=tokens,
+        prefix_scratch=prefix_scratch(groups, context) if context and not resolved.engine else None,
     )
 
 

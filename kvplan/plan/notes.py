@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from kvplan.memory.scratch import prefix_scratch
 from kvplan.plan.resolve import Resolved
-from kvplan.units import format_bytes
 
 
 def plan_notes(resolved: Resolved) -> list[str]:
@@ -31,12 +29,6 @@ def plan_notes(resolved: Resolved) -> list[str]:
         )
     if resolved.device and not resolved.engine:
         notes.append("Not counted yet: activations, CUDA graphs, the framework's own memory, fragmentation.")
-        scratch = prefix_scratch(resolved.groups, request.context) if request.context else None
-        if scratch:
-            notes.append(
-                f"A prefix hit with a long chunk takes {format_bytes(scratch.nbytes)} a request for its prefill, to "
-                f"dequantise one layer's rows once: {scratch.formula}."
-            )
     return notes
 
 

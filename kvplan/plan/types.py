@@ -186,6 +186,8 @@ class Breakdown:
 
     `reserved`, `saves` and `padding` name the difference between logical and allocated bytes; the last holds only the
     pieces that have a name. `growth` is what every `growth_tokens` further tokens of a sequence add beyond windows.
+    `prefix_scratch` is in no other figure: memory of one sequence's prefill behind a quantised prefix, by kvplan's own
+    kernels; None with an engine or unquantised rows.
     """
 
     logical: Tree | None
@@ -196,6 +198,7 @@ class Breakdown:
     reserved: Tree | None = None
     saves: Tree | None = None
     padding: Tree | None = None
+    prefix_scratch: Tree | None = None
 
     __pydantic_config__: ClassVar[Any] = STRICT
 

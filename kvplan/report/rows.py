@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvplan.breakdown import Node, Sum, leaves
+from kvplan.breakdown import Node, Product, Sum, leaves
 from kvplan.memory.figures import Figures, Ratio
 from kvplan.plan import Plan
 from kvplan.plan.types import Breakdown
@@ -65,7 +65,14 @@ def component_rows(plan: Plan) -> list[Row]:
         *_parts(kv, trees),
         *_constant_rows(trees.constant),
         *_copies(plan, kv.replicated_bytes),
+        *([_scratch(trees.prefix_scratch)] if trees.prefix_scratch else ()),
     ]
+
+
+def _scratch(tree: Node) -> Row:
+    """Beside the cache, for the time of a prefill."""
+    formula = tree.formula if isinstance(tree, Product) else ""
+    return Row("total", "prefix hit", f"one layer in 16 bit: {formula}", _size(tree))
 
 
 def _parts(kv: Figures, trees: Breakdown) -> list[Row]:

@@ -95,6 +95,16 @@ def test_figures_and_trees_agree(model: str, fmt: str) -> None:
     assert from_dict(trees["growth"]).nbytes * slope["denominator"] == slope["numerator"] * trees["growth_tokens"]
 
 
+def test_the_scratch_of_a_prefix_hit_stands_apart() -> None:
+    """By hand: 1,000 rows of 8 KV heads, K and V of 128 channels, 2 bytes; halved by tp 2."""
+    for tp in (1, 2):
+        made = plan(context=1000, kv="int8", tp=tp)
+        scratch = made.breakdown.prefix_scratch
+        assert scratch is not None and scratch.nbytes == 1000 * 8 // tp * 2 * 128 * 2
+    assert plan(context=1000, kv="bf16").breakdown.prefix_scratch is None
+    assert plan(context=1000, kv="fp8_e4m3", engine="vllm").breakdown.prefix_scratch is None
+
+
 def test_without_a_context_there_is_a_ladder() -> None:
     made = plan("gemma-3n-e4b")
     assert (made.kv, made.verdict, made.gain) == (None, None, None)

@@ -56,7 +56,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the GPU; each compiles for itself")
     parser.add_argument("--shard", default="0/1", help="i/n: every n-th shape, from the i-th on")
     parser.add_argument("--limit-seconds", type=float, default=float("inf"), help="start no shape after this time")
-    parser.add_argument("--resume", action="store_true", help="run only cases that have not passed in the --json report")
+    parser.add_argument(
+        "--resume", action="store_true", help="run only cases that have not passed in the --json report"
+    )
     parser.add_argument("--merge", type=Path, nargs="+", help="add up reports of shards instead of running")
     return parser
 

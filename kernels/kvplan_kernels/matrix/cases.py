@@ -49,7 +49,14 @@ AXES: dict[str, tuple] = {
     "calibration": ("fit", "clip"),
     "queries": ("unit", "tiny", "large", "sharp"),
     "again": (
-        "programs", "page size", "order", "scales", "code", "fp8 domain", "prefix fused", "prefix dense",
+        "programs",
+        "page size",
+        "order",
+        "scales",
+        "code",
+        "fp8 domain",
+        "prefix fused",
+        "prefix dense",
     ),
 }
 """Every value of every axis that the interpreter can run."""
@@ -204,7 +211,9 @@ class Case:
         if self.dtype == "fp16" and self.layout.view("k").number == "bf16":
             found["dtype"] = "bf16 keys round fp16 queries"
         v, in_bf16 = self.layout.view("v"), self.dtype == "bf16"
-        if self.data == "outlier" and (v.number == "bf16" or (in_bf16 and (v.recent or self.again.startswith("prefix")))):
+        if self.data == "outlier" and (
+            v.number == "bf16" or (in_bf16 and (v.recent or self.again.startswith("prefix")))
+        ):
             found["data"] = "one outlier among bf16 values shows the rounding of one probability to 8 bits"
         if self.data == "denormal" and self.queries == "sharp":
             found["data"] = "codes of 0 and 1 are small beside their excess, whose rounding decides sharp logits"

@@ -91,9 +91,7 @@ class Run:
         out = torch.full(shape, torch.nan, device=self.q.device)
         return decode(given.pop("q", self.q), cache, sm_scale=self.sm_scale, variant=self.variant, out=out, **given)  # type: ignore[arg-type]
 
-    def check(
-        self, what: str, out: Tensor, want: Tensor, tolerance: Tolerance = KERNEL, *, empty: bool = True
-    ) -> None:
+    def check(self, what: str, out: Tensor, want: Tensor, tolerance: Tolerance = KERNEL, *, empty: bool = True) -> None:
         """Hold every request to the tolerance table by itself; with `empty` one of length 0 gives zeros."""
         # The output is fp32: beside a sink far above all logits the exact result is smaller than its smallest number.
         want = want.float()

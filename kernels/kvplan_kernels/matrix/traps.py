@@ -127,7 +127,9 @@ TRAPS: dict[str, Trap] = {
     "rows of a fused projection": Trap("append", lambda case: case.write == "fused"),
     "writes at odd offsets": Trap("append", lambda case: case.write == "pieces" and max(case.counts) > 8),
     "a pool of more than 2^31 elements": Trap(
-        "decode", lambda case: case.pool == "huge" and case.num_pages(case.page_size) * _page_words(case) > HUGE_ELEMENTS, gpu=True
+        "decode",
+        lambda case: case.pool == "huge" and case.num_pages(case.page_size) * _page_words(case) > HUGE_ELEMENTS,
+        gpu=True,
     ),
     "no memory but the workspace": Trap("fusion", lambda case: True, gpu=True),
     # Shapes.
@@ -175,9 +177,7 @@ TRAPS: dict[str, Trap] = {
     "FP8 domain: several query rows": Trap("decode", lambda case: case.again == "fp8 domain" and case.rows > 1),
     "a chunk behind quantised rows, fused": Trap("decode", _prefix("fused")),
     "a chunk behind quantised rows, dequantised once": Trap("decode", _prefix("dense")),
-    "a chunk behind an empty prefix": Trap(
-        "decode", lambda case: case.again.startswith("prefix") and 0 in case.counts
-    ),
+    "a chunk behind an empty prefix": Trap("decode", lambda case: case.again.startswith("prefix") and 0 in case.counts),
     "a chunk behind rows that wait": Trap("decode", lambda case: _prefix("fused")(case) and case.recent > 0),
     "a chunk behind rows, within a window": Trap(
         "decode", lambda case: case.again.startswith("prefix") and 0 < (case.window or 0) <= max(case.counts)
