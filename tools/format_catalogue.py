@@ -36,6 +36,30 @@ but have no kernel yet. Rotated formats need a head_dim that is a power of two t
 """
 
 
+GRAMMAR = {
+    "`fp32` `fp16` `bf16`": "no scale",
+    "`int8` `int7` `int6` `int5` `int4` `int3` `int2` `int1`": "integers; symmetric unless `asym`",
+    "`fp8_e4m3` `fp8_e5m2` `fp4_e2m1`": "floats; fp8 by tensor and fp4 by group/16 unless given",
+    "`lm4` `lm3` `lm2`": "codes of a Lloyd-Max codebook; need `rot`",
+    "`tensor` `head` `channel`": "granularity: one scale for all, per KV head, per channel; static, fixed ahead of time",
+    "`token`": "granularity: a scale for each token and KV head, stored with the row (default of integers)",
+    "`channel/N`": "granularity: a scale per channel over N tokens; implies `recent=N,flush=whole`",
+    "`group/N`": "granularity: a scale for N channels of a token",
+    "`asym`": "codes from 0 up with a zero beside the scale; integers only",
+    "`row`": "groups run along the rank's whole row of a token (ggml, ExLlama)",
+    "`flat`": "groups run along all values of the rank, token after token",
+    "`scale=S`": "storage of scales and zeros: fp16 bf16 fp32 e4m3 e8m0, or model; fp32 if static, else fp16",
+    "`global=fp32`": "one more scale above all scales of the rows",
+    "`recent=R`": "the newest R rows stay in 16 bit",
+    "`flush=whole` `flush=oldest`": "these rows are packed all R at once, or one by one",
+    "`pack=slot` `pack=page`": "fields alternate in each slot, or lie back to back in each page",
+    "`rot`": "rows are rotated by a Hadamard matrix before they are stored",
+    "`rope=fp16` `rope=bf16`": "of a latent: the rotary part stays in 16 bit",
+    "`kivi2` `kivi4`": "pairs: K by channel/32 and V by group/32, asym, 128 recent rows; `kivi2/G,recent=R` for others",
+}
+"""Words of the grammar and what they mean; tests/docs/test_coverage.py looks for each that the parser knows."""
+
+
 def layout_of(spelling: str) -> Layout:
     """K and V of one head of 128 channels; a record of a latent at its own width."""
     kv = parse_kv(spelling)
@@ -82,7 +106,9 @@ def byte_map(spelling: str) -> list[str]:
 def render() -> str:
     """The whole page."""
     every = [*CHOSEN, *NAMES]
-    lines = ["## Bytes", "", "K and V of one token and KV head at head_dim 128, model in bf16; records: one row.", ""]
+    lines = ["## Grammar", "", "| word | means |", "|---|---|"]
+    lines += [f"| {words} | {meaning} |" for words, meaning in GRAMMAR.items()]
+    lines += ["", "## Bytes", "", "K and V of one token and KV head at head_dim 128, model in bf16; records: one row.", ""]
     lines += [
         "| format | bytes | of 16 bit | residual capacity | constant per layer | same as |",
         "|---|---|---|---|---|---|",

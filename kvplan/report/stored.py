@@ -59,6 +59,15 @@ KINDS = {
     "solution": Kind(
         "kvplan.solution/1", ("kvplan.plan.solve", "Solution"), ("kvplan.report.solve", "print_solution"), "solve"
     ),
+    "quality": Kind(
+        "kvplan.quality/1", ("kvplan.quality.report", "QualityReport"), ("kvplan.report.quality", "print_quality"), "quality"
+    ),
+    "prediction": Kind(
+        "kvplan.prediction/1",
+        ("kvplan.quality.law", "PredictionReport"),
+        ("kvplan.report.quality", "print_prediction"),
+        "quality --predict",
+    ),
 }
 """Name of a kind of result to what is known of it."""
 

@@ -21,6 +21,7 @@ from kvplan.report.stored import KINDS
 
 ROOT = Path(__file__).parents[2]
 VALIDATION = ROOT / "docs/results/validate_llama-3.1-8b_32k_x16_h200.json"
+QUALITY = ROOT / "docs/results/quality_smollm2_tasks.json"
 
 
 @pytest.fixture(autouse=True)
@@ -173,9 +174,11 @@ def test_a_plan_without_a_context_obeys_too(capsys: pytest.CaptureFixture[str]) 
     assert schema["$defs"]["Breakdown"]["properties"]["constant"]["$ref"] == "#/$defs/Tree"
 
 
-def test_stored_validations_obey() -> None:
-    schema = result_schema("validation")
-    assert faults(schema, json.loads(VALIDATION.read_text()), schema) == []
+@pytest.mark.parametrize(("name", "file"), [("validation", VALIDATION), ("quality", QUALITY)])
+def test_stored_results_obey(capsys: pytest.CaptureFixture[str], name: str, file: Path) -> None:
+    schema = result_schema(name)
+    assert faults(schema, json.loads(file.read_text()), schema) == []
+    assert "int8" in out(capsys, "show", str(file))
 
 
 def test_every_kind_has_a_schema() -> None:
