@@ -23,7 +23,7 @@ HEAD = """# Commands
 
 <!-- Written by tools/commands_page.py; do not edit. -->
 
-What `kvplan COMMAND --help` prints, and what every command returns. MODEL, formats and defaults: [README](../README.md),
+What `kvplan COMMAND --help` prints, and what every command returns. MODEL and formats: [README](../README.md),
 [formats.md](formats.md). An error is one `error:` line and one `hint:` line on standard error.
 
 ## Exit codes

@@ -60,7 +60,10 @@ KINDS = {
         "kvplan.solution/1", ("kvplan.plan.solve", "Solution"), ("kvplan.report.solve", "print_solution"), "solve"
     ),
     "quality": Kind(
-        "kvplan.quality/1", ("kvplan.quality.report", "QualityReport"), ("kvplan.report.quality", "print_quality"), "quality"
+        "kvplan.quality/1",
+        ("kvplan.quality.report", "QualityReport"),
+        ("kvplan.report.quality", "print_quality"),
+        "quality",
     ),
     "prediction": Kind(
         "kvplan.prediction/1",

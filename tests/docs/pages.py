@@ -43,7 +43,9 @@ def read(page: str) -> str:
 def blocks(page: str) -> list[Block]:
     """All fenced blocks of a page, in order."""
     return [
-        Block(page, m["language"].strip(), m["text"], m["reason"] or "", tuple(re.findall(r"`([^`]+)`", m["shows"] or "")))
+        Block(
+            page, m["language"].strip(), m["text"], m["reason"] or "", tuple(re.findall(r"`([^`]+)`", m["shows"] or ""))
+        )
         for m in _FENCE.finditer(read(page))
     ]
 

@@ -24,7 +24,7 @@ FOLLOWED = {
 """Pages whose blocks need the files that the page makes, and the test that makes them and runs the blocks."""
 LEFT_OUT = 0.15
 """At most this share of the blocks may be marked as not run."""
-PLAIN = re.compile(r"kvplan [^|<>;&$()`\\]*")
+PLAIN = re.compile(r"kvplan ([^|<>;&$()`\\]*)(?:> ([\w.-]+))?")
 PRELUDE = 'set -euo pipefail; kvplan() { "$PYTHON" -m kvplan "$@"; }; python() { "$PYTHON" "$@"; }\n'
 RUN = [page for page in PAGES if page not in FOLLOWED and any(not b.reason for b in shell_blocks(page))]
 
@@ -71,13 +71,25 @@ def test_the_blocks_of_a_page_run(
 
 def run(block: Block, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     """What it prints, blanks as one. Plain kvplan commands run in this process, which is quicker; all else in bash."""
+    assert Path.cwd() == folder
     whole = block.text.replace("\\\n", " ")
     lines = [line.split(" #")[0].strip() for line in whole.splitlines() if line.strip() and not line.startswith("#")]
-    if all(PLAIN.fullmatch(line) for line in lines):
-        for line in lines:
-            assert main(shlex.split(line)[1:]) == 0, f"{block.page}: {line}"
-        return " ".join(capsys.readouterr().out.split())
-    environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(map(str, (REPO, REPO / "kernels")))}
+    plain = [PLAIN.fullmatch(line) for line in lines]
+    if all(plain):
+        printed = []
+        for each in filter(None, plain):
+            assert main(shlex.split(each[1])) == 0, f"{block.page}: {each[0]}"
+            text = capsys.readouterr().out
+            if each[2]:
+                (folder / each[2]).write_text(text, encoding="utf-8")
+            else:
+                printed.append(text)
+        return " ".join(" ".join(printed).split())
+    environment = {
+        **os.environ,
+        "PYTHON": sys.executable,
+        "PYTHONPATH": os.pathsep.join(map(str, (REPO, REPO / "kernels"))),
+    }
     done = subprocess.run(
         ["bash", "-c", PRELUDE + block.text], cwd=folder, env=environment, capture_output=True, text=True
     )
@@ -85,7 +97,10 @@ def run(block: Block, folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     return " ".join(done.stdout.split())
 
 
-def test_a_wrong_block_is_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for text in ("kvplan estimate no-such-model\n", "kvplan estimate llama-3.1-8b | false\n", "kvplan nothing > x\n"):
+def test_a_wrong_block_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for text in ("kvplan estimate no-such-model\n", "kvplan estimate llama-3.1-8b | false\n", "kvplan x > x\n"):
         with pytest.raises(AssertionError):
             run(Block("x.md", "sh", text), tmp_path, capsys)
