@@ -22,6 +22,7 @@ OPTIONAL = {
     "gguf": "GGUF tools of the project",
     "huggingface_hub": "models by their Hugging Face id",
     "matplotlib": "report --png",
+    "textual-serve": "tui --web",
 }
 """Package to what it is for."""
 QUERY = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")

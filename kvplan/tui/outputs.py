@@ -68,8 +68,11 @@ class Outputs(App[None]):
         self.open_page(path)
 
     def open_page(self, path: Path) -> None:
-        """Show a page where there is a browser."""
-        webbrowser.open(path.as_uri())
+        """Show a page where there is a browser; one that is served cannot open files, and is sent the page."""
+        if self.is_web:
+            self.deliver_text(path, open_method="browser", mime_type="text/html")
+        else:
+            webbrowser.open(path.as_uri())
 
     def action_stored(self) -> None:
         """Results stored in this folder, drawn again."""
