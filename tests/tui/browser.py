@@ -7,6 +7,7 @@ import itertools
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import aiohttp
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-PATIENCE = 90.0
+PATIENCE = 60.0
 """Seconds; a first start reads some hundreds of megabytes from the disk."""
 
 
@@ -46,7 +47,8 @@ class Page:
     async def until(self, code: str, wanted: str) -> str:
         """Evaluate until the text has `wanted` in it."""
         text = ""
-        for _ in range(int(PATIENCE / 0.1)):
+        stop = time.monotonic() + PATIENCE
+        while time.monotonic() < stop:
             text = str(await self.evaluate(code) or "")
             if wanted in text:
                 return text
