@@ -10,7 +10,9 @@ from __future__ import annotations
 import datetime
 import platform
 import re
+import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -23,8 +25,9 @@ HEAD = """# From a clone to a verified recommendation
 
 <!-- Written by tools/transcript.py; do not edit. -->
 
-The shell blocks of the README's section of this name, run in a fresh clone on {day}: {machine}, no GPU, Python {python}.
-Nothing was typed that the README does not say; {address} was this project's own repository.
+The shell blocks of the README's section of this name, run in a fresh clone on {day},
+{machine}, Python {python}, no GPU. Nothing was typed that the README does not say; {address}
+was this project's own repository.
 
 ```text
 {text}
@@ -43,13 +46,10 @@ def run(lines: list[str], folder: Path) -> str:
     script = ["set -e", "exec 2>&1"]
     for line in lines:
         script += [f"printf '%s\\n' {MARK}", line.replace(ADDRESS, str(REPO))]
-    environment = {"HOME": str(folder), "PATH": "/usr/local/bin:/usr/bin:/bin", "COLUMNS": "100", "LANG": "C.UTF-8"}
-    python = Path(subprocess.run(["python3", "-c", "import sys; print(sys.executable)"], capture_output=True, text=True,
-                                 check=True).stdout.strip())  # fmt: skip
-    environment["PATH"] = f"{python.parent}:{environment['PATH']}"
-    done = subprocess.run(
-        ["bash", "-c", "\n".join(script)], cwd=folder, env=environment, capture_output=True, text=True
-    )
+    python = Path(shutil.which("python3") or sys.executable).resolve().parent
+    environment = {"HOME": str(folder), "PATH": f"{python}:/usr/local/bin:/usr/bin:/bin", "COLUMNS": "100"}
+    bash = ["bash", "-c", "\n".join(script)]
+    done = subprocess.run(bash, cwd=folder, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{done.stdout}\nended with {done.returncode}")
     outputs = done.stdout.split(f"{MARK}\n")[1:]
