@@ -14,6 +14,7 @@ import click
 
 from kvplan.cli.main import COMMANDS, cli
 from kvplan.errors import ExitCode
+from kvplan.report.answers import ANSWERS
 from kvplan.report.stored import KINDS
 from kvplan.texts import attribute_texts
 
@@ -37,7 +38,7 @@ STORED = """
 ## Stored results
 
 `--json` prints one object, whose field `schema` says what it is. `kvplan schema KIND` prints its JSON schema; `kvplan
-show` draws the stored object again and `kvplan report` makes a page of it.
+show` draws the stored object again and `kvplan report` makes a page of it (not of the last three).
 
 | kind | schema | written by |
 |---|---|---|
@@ -75,6 +76,7 @@ def page() -> str:
     lines += [f"| {code.value} | {code.name.lower().replace('_', ' ')} | {texts[code.name]} |" for code in ExitCode]
     lines.append(STORED.rstrip())
     lines += [f"| `{name}` | `{kind.schema}` | `kvplan {kind.command} --json` |" for name, kind in KINDS.items()]
+    lines += [f"| `{name}` | `{schema}` | `kvplan {words} --json` |" for name, (schema, _, words) in ANSWERS.items()]
     for words, command in commands():
         lines += ["", f"## kvplan {words}", "", "```text", help_text(words, command), "```"]
     return "\n".join(lines) + "\n"

@@ -154,6 +154,9 @@ RESULTS = {
     "diff": "diff llama-3.1-8b llama-3.1-8b --context 4k --b=--kv=int8",
     "layouts": "layouts llama-3.1-8b --gpus 4 --gpu h200",
     "solution": "solve llama-3.1-8b --gpu h200 --context 32k",
+    "specs": "specs list",
+    "engines": "engines",
+    "doctor": "doctor",
 }
 
 
@@ -246,8 +249,10 @@ def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
 
 def test_doctor_says_what_can_be_validated(monkeypatch: pytest.MonkeyPatch) -> None:
     card = [{"name": "A", "driver": "1", "memory": "2"}]
-    none: dict[str, str | None] = {"torch": None, "triton": None}
-    both: dict[str, str | None] = {"torch": "2", "triton": "3"}
+    none: dict[str, str | None] = {"torch": None, "triton": None, "numpy": None}
+    both: dict[str, str | None] = {"torch": "2", "triton": "3", "numpy": "2"}
+    assert "numpy not installed" in examine._validate({**both, "numpy": None}, [])
+    assert "times" in examine._validate({**both, "numpy": None}, card)
     assert "not installed" in examine._validate(none, card)
     assert "--device cpu" in examine._validate(both, [])
     assert "times" in examine._validate(both, card)
