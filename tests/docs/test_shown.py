@@ -19,7 +19,9 @@ def test_the_picture_is_the_screen() -> None:
     made = tool("screenshot")
     stored = (REPO / "docs" / "screenshot.svg").read_text(encoding="utf-8")
     assert made["words"](stored) == made["words"](made["draw"]()), "run python tools/screenshot.py"
-    assert "vllm serve" in stored and "(docs/screenshot.svg)" in read("README.md")
+    assert any(
+        text.startswith("vllm serve") for text in (t.strip() for t in made["words"](stored))
+    ) and "(docs/screenshot.svg)" in read("README.md")
     # Nothing is loaded when it is looked at.
     assert not re.search(r"url\((?!#)", stored)
 
