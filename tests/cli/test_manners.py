@@ -14,7 +14,7 @@ import click
 import pytest
 
 from kvplan.cli import defaults, examine
-from kvplan.cli.main import COMMANDS, cli, main
+from kvplan.cli.main import COMMANDS, cli, exit_codes, main
 from kvplan.errors import ExitCode
 from kvplan.report.schema import result_schema
 from kvplan.report.stored import KINDS
@@ -53,6 +53,7 @@ def test_every_command_shows_examples(capsys: pytest.CaptureFixture[str], name: 
     examples = text.split("Examples:\n")[1].split("\n\n")[0].splitlines()
     assert examples and all(f"kvplan {name}" in line or "kvplan estimate" in line for line in examples)
     assert all(len(line) <= 100 for line in examples)
+    assert exit_codes() in " ".join(text.split())
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
