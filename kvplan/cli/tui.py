@@ -22,7 +22,11 @@ SERVED = "TEXTUAL_DRIVER"
 @click.option("--engine", metavar="E", shell_complete=complete.engines, help="Inference engine (see `kvplan engines`).")
 @click.option("--context", metavar="N", default="32k", show_default=True, help="Tokens of every request.")
 @click.option("--batch", metavar="N", default="1", show_default=True, help="Requests held at once.")
-@click.option("--web", is_flag=True, help="Serve it to a browser of this machine, on 127.0.0.1 only.")
+@click.option(
+    "--web",
+    is_flag=True,
+    help="Serve it to a browser of this machine, on 127.0.0.1 only; needs textual-serve (kvplan-advisor[web]).",
+)
 @click.option("--port", type=click.IntRange(0, 65535), default=8765, show_default=True,
               help="With --web: the port; 0 takes a free one.")  # fmt: skip
 def command(model: str, gpu: str | None, engine: str | None, context: str, batch: str, web: bool, port: int) -> None:

@@ -125,6 +125,13 @@ def free_port() -> int:
         return number
 
 
+def test_without_textual_serve(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delitem(sys.modules, "kvplan.tui.web")
+    monkeypatch.setitem(sys.modules, "textual_serve.server", None)
+    assert main(["tui", "--web", "--port", "0"]) == ExitCode.UNSUPPORTED
+    assert "kvplan-advisor[web]" in capsys.readouterr().err
+
+
 def test_a_port_in_use_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
