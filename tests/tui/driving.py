@@ -19,6 +19,7 @@ def drive(script: Script, size: tuple[int, int] = (80, 24), choices: Choices | N
 
     async def run() -> None:
         app = PlanApp(choices or Choices("llama-3.1-8b"))
+        app.animation_level = "none"
         async with app.run_test(size=size) as pilot:
             await until(pilot, lambda: app.drawn == app.choices)
             await script(app, pilot)
