@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from functools import cache, cached_property
 from math import lcm
+from typing import Any
 
 from kvplan.errors import KvplanError, UnsupportedError
 from kvplan.formats.layout import BoundTensor, Layout
@@ -94,6 +96,10 @@ class Case:
     again: str = "programs"
     pool: str = "small"
 
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> Case:
+        return cls(**{**stored, "dims": tuple(stored["dims"])})
+
     @cached_property
     def layout(self) -> Layout:
         """Raises what the grammar and the layout refuse."""
@@ -110,7 +116,7 @@ class Case:
     @property
     def columns(self) -> int:
         """Query columns of a block, as the decode launcher cuts them."""
-        return block_columns(self.rows, self.group)
+        return block_columns(self.rows, self.group, max(self.dims))
 
     @property
     def window(self) -> int | None:
@@ -144,15 +150,12 @@ class Case:
             "long": (70_001,),
         }[self.lengths]
 
-    @property
-    def num_pages(self) -> int:
+    def num_pages(self, page_size: int) -> int:
         """Pages of the pool; two or more belong to nobody."""
-        need = len(self.counts) * cdiv(max(1, *self.counts), self.page_size) + 2
+        need = len(self.counts) * cdiv(max(1, *self.counts), page_size) + 2
         if self.pool == "small":
             return need
-        return need + cdiv(
-            HUGE_ELEMENTS, self.heads * self.page_size * min(v.words for v in map(self.layout.view, "kv"))
-        )
+        return need + cdiv(HUGE_ELEMENTS, self.heads * page_size * min(v.words for v in map(self.layout.view, "kv")))
 
     @property
     def effort(self) -> float:
@@ -210,6 +213,11 @@ class Case:
         if self.data == "overflow" and self.dtype == "fp16":
             found["data"] = "fp16 rows cannot overflow a scale"
         return found
+
+    @property
+    def digest(self) -> str:
+        """Names the case in reports."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:10]
 
     @property
     def other_page(self) -> int:

@@ -127,7 +127,7 @@ TRAPS: dict[str, Trap] = {
     "rows of a fused projection": Trap("append", lambda case: case.write == "fused"),
     "writes at odd offsets": Trap("append", lambda case: case.write == "pieces" and max(case.counts) > 8),
     "a pool of more than 2^31 elements": Trap(
-        "decode", lambda case: case.pool == "huge" and case.num_pages * _page_words(case) > HUGE_ELEMENTS, gpu=True
+        "decode", lambda case: case.pool == "huge" and case.num_pages(case.page_size) * _page_words(case) > HUGE_ELEMENTS, gpu=True
     ),
     "no memory but the workspace": Trap("fusion", lambda case: True, gpu=True),
     # Shapes.
