@@ -19,10 +19,12 @@ def attribute_texts(cls: type) -> dict[str, str]:
     assert isinstance(tree, ast.ClassDef)
     found = {}
     for field, text in pairwise(tree.body):
-        if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr)):
+        # Fields are annotated, members of an enumeration are not.
+        target = field.targets[0] if isinstance(field, ast.Assign) else getattr(field, "target", None)
+        if not (isinstance(target, ast.Name) and isinstance(text, ast.Expr)):
             continue
         if isinstance(text.value, ast.Constant) and isinstance(text.value.value, str):
-            found[field.target.id] = " ".join(text.value.value.split())
+            found[target.id] = " ".join(text.value.value.split())
     return found
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from kvplan.formats.ds_mla import RECORDS
 from kvplan.formats.grammar import NAMES, Pair, parse_kv
 from kvplan.formats.grid import Tensor, bind
-from kvplan.formats.layout import Layout, Plane
+from kvplan.formats.layout import Layout
 from kvplan.formats.named import SPELLINGS
+from kvplan.report.bytemap import byte_map
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "formats.md"
 DIM, TOKENS = 128, 128
@@ -34,6 +35,30 @@ side by side in a slot (`pack=slot`, the ggml types, latent records), codebooks 
 but have no kernel yet. Rotated formats need a head_dim that is a power of two to run.
 
 """
+
+
+GRAMMAR = {
+    "`fp32` `fp16` `bf16`": "no scale",
+    "`int8` `int7` `int6` `int5` `int4` `int3` `int2` `int1`": "integers; symmetric unless `asym`",
+    "`fp8_e4m3` `fp8_e5m2` `fp4_e2m1`": "floats; fp8 by tensor and fp4 by group/16 unless given",
+    "`lm4` `lm3` `lm2`": "codes of a Lloyd-Max codebook; need `rot`",
+    "`tensor` `head` `channel`": "granularity: one scale for all, per KV head, per channel; fixed ahead of time",
+    "`token`": "granularity: a scale for each token and KV head, stored with the row (default of integers)",
+    "`channel/N`": "granularity: a scale per channel over N tokens; implies `recent=N,flush=whole`",
+    "`group/N`": "granularity: a scale for N channels of a token",
+    "`asym`": "codes from 0 up with a zero beside the scale; integers only",
+    "`row`": "groups run along the rank's whole row of a token (ggml, ExLlama)",
+    "`flat`": "groups run along all values of the rank, token after token",
+    "`scale=S`": "storage of scales and zeros: fp16 bf16 fp32 e4m3 e8m0, or model; fp32 if static, else fp16",
+    "`global=fp32`": "one more scale above all scales of the rows",
+    "`recent=R`": "the newest R rows stay in 16 bit",
+    "`flush=whole` `flush=oldest`": "these rows are packed all R at once, or one by one",
+    "`pack=slot` `pack=page`": "fields alternate in each slot, or lie back to back in each page",
+    "`rot`": "rows are rotated by a Hadamard matrix before they are stored",
+    "`rope=fp16` `rope=bf16`": "of a latent: the rotary part stays in 16 bit",
+    "`kivi2` `kivi4`": "pairs: K by channel/32 and V by group/32, asym, 128 recent rows; `kivi2/G,recent=R` for others",
+}
+"""Words of the grammar and what they mean; tests/docs/test_coverage.py looks for each that the parser knows."""
 
 
 def layout_of(spelling: str) -> Layout:
@@ -57,32 +82,24 @@ def summary(spelling: str) -> str:
     return f"| `{spelling}` | {float(each):g} | {float(share):.4f} | {fixed[0]:,} | {fixed[1]:,} | {meaning} |"
 
 
-def field_map(plane: Plane) -> str:
-    """Fields of a slot with their byte ranges; of a page for `pack=page`."""
-    parts, at = [], 0
-    for f in plane.fields:
-        units = TOKENS // f.tokens if plane.pack == "page" else 1
-        size = units * f.unit_bytes
-        parts.append(f"{at}-{at + size - 1} {f.tensor} {f.name} ({units * f.items} {f.storage})")
-        at += size
-    whole = plane.page_bytes(TOKENS, 1) if plane.pack == "page" else plane.slot_bytes
-    return "; ".join([*parts, *([f"{at}-{whole - 1} unused"] if whole > at else [])])
-
-
-def byte_map(spelling: str) -> list[str]:
-    unit = {"page": "slot of {0} token(s)", "residual": "row", "layer": "head or layer"}
+def map_table(spelling: str) -> list[str]:
     lines = [f"### `{spelling}`", "", "| plane | scope | bytes of | map |", "|---|---|---|---|"]
-    for plane in layout_of(spelling).planes:
-        what = "page of 128 tokens" if plane.pack == "page" else unit[plane.scope].format(plane.tokens)
-        scope = f"{plane.scope}, {plane.capacity} rows" if plane.capacity else plane.scope
-        lines.append(f"| {plane.name} | {scope} | {what} | {field_map(plane)} |")
+    lines += [f"| {' | '.join(row)} |" for row in byte_map(layout_of(spelling), TOKENS)]
     return [*lines, ""]
 
 
 def render() -> str:
     """The whole page."""
     every = [*CHOSEN, *NAMES]
-    lines = ["## Bytes", "", "K and V of one token and KV head at head_dim 128, model in bf16; records: one row.", ""]
+    lines = ["## Grammar", "", "| word | means |", "|---|---|"]
+    lines += [f"| {words} | {meaning} |" for words, meaning in GRAMMAR.items()]
+    lines += [
+        "",
+        "## Bytes",
+        "",
+        "K and V of one token and KV head at head_dim 128, model in bf16; records: one row.",
+        "",
+    ]
     lines += [
         "| format | bytes | of 16 bit | residual capacity | constant per layer | same as |",
         "|---|---|---|---|---|---|",
@@ -91,7 +108,7 @@ def render() -> str:
     lines += ["", "What an engine's own option stores, as a spelling: see [engines.md](engines.md).", ""]
     lines += ["## Byte maps", "", "One head, page size 128; ranges are inclusive.", ""]
     for spelling in every:
-        lines += byte_map(spelling)
+        lines += map_table(spelling)
     return HEAD + "\n".join(lines).rstrip() + "\n"
 
 

@@ -19,9 +19,11 @@ NEEDED = ("click", "pydantic", "PyYAML", "rich", "textual")
 OPTIONAL = {
     "torch": "validate",
     "triton": "validate",
+    "numpy": "validate --device cpu",
     "gguf": "GGUF tools of the project",
     "huggingface_hub": "models by their Hugging Face id",
     "matplotlib": "report --png",
+    "textual-serve": "tui --web",
 }
 """Package to what it is for."""
 QUERY = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
@@ -87,7 +89,8 @@ def _gpus() -> list[dict[str, str]]:
 
 
 def _validate(packages: dict[str, str | None], gpus: list[dict[str, str]]) -> str:
-    missing = [name for name in ("torch", "triton") if packages[name] is None]
+    needed = ("torch", "triton") if gpus else ("torch", "triton", "numpy")
+    missing = [name for name in needed if packages[name] is None]
     if missing:
         return f"not here: {' and '.join(missing)} not installed; pip install 'kvplan-advisor[gpu]'"
     if not gpus:

@@ -62,6 +62,7 @@ class LazyGroup(click.Group):
             return None
         command = import_module(COMMANDS[cmd_name][0]).command
         assert isinstance(command, click.Command)
+        command.epilog = exit_codes()
         return command
 
     def resolve_command(

@@ -14,7 +14,8 @@ from kvplan.errors import InputError, UsageError
 @click.argument("file")
 @click.option("--html", "form", flag_value="html", help="One HTML file that loads nothing, has no scripts and prints.")
 @click.option("--md", "form", flag_value="md", help="Markdown.")
-@click.option("--png", "form", flag_value="png", help="A picture of a plan's memory; needs matplotlib, and --out.")
+@click.option("--png", "form", flag_value="png",
+              help="A picture: a plan's memory, a validation's times; needs matplotlib, and --out.")  # fmt: skip
 @click.option("--out", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
               help="Write there instead of standard output.")  # fmt: skip
 def command(file: str, form: str | None, out: Path | None) -> None:
@@ -39,7 +40,7 @@ def command(file: str, form: str | None, out: Path | None) -> None:
         if form == "png" and out is not None:
             from kvplan.report.png import write_png
 
-            write_png(made, out)
+            write_png(result, made, out)
             return
         from kvplan.report.html import to_html
         from kvplan.report.markdown import to_markdown

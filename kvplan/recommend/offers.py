@@ -9,8 +9,9 @@ from kvplan.engines import load_engine
 from kvplan.engines.shared.select import available, choose_version
 from kvplan.errors import KvplanError
 from kvplan.memory.groups import DTYPES, roles
-from kvplan.plan import Plan, PlanRequest, make_plan
+from kvplan.plan import Plan, PlanRequest, compose, resolve
 from kvplan.recommend.evidence import known_kl
+from kvplan.recommend.timemodel import attention_seconds
 from kvplan.specs.device import DeviceSpec
 from kvplan.specs.model import ModelSpec
 
@@ -24,11 +25,18 @@ USUAL_LATENT = ("fp8_e4m3:tensor", "fp8_e4m3:token", "fp8_e5m2:tensor", "int8:to
 
 @dataclass(frozen=True, slots=True)
 class FormatRow:
-    """One format for K and V together, with the plan that it gives, or why it cannot be used."""
+    """One format for K and V together, with the plan that it gives, or why it cannot be used.
+
+    Attributes:
+        kl: predicted error; None: not established.
+        seconds: predicted decode attention of a step by kvplan's own kernels; None in an engine, without a GPU, or
+            where no kernel was timed.
+    """
 
     name: str
     plan: Plan | None = None
     kl: float | None = None
+    seconds: float | None = None
     refused: str = ""
 
 
@@ -74,8 +82,23 @@ def compare_formats(request: PlanRequest, spec: ModelSpec, device: DeviceSpec | 
     """A plan of every format that can be chosen, with all else as in the request."""
     for name in formats(spec, request.engine, request.engine_version):
         try:
-            plan = make_plan(with_formats(request, spec, name, None), spec, device)
+            resolved = resolve(with_formats(request, spec, name, None), spec, device)
+            plan = compose(resolved)
         except KvplanError as error:
             yield FormatRow(name, refused=error.message)
             continue
-        yield FormatRow(name, plan, known_kl(plan.request))
+        seconds = None
+        if device and request.context and request.engine is None:
+            seconds = attention_seconds(resolved.groups, request.context, plan.request.batch, device)
+        yield FormatRow(name, plan, known_kl(plan.request), seconds)
+
+
+def undominated(rows: list[FormatRow]) -> list[FormatRow]:
+    """The Pareto set in bytes and predicted error: no other row is as good in both and better in one."""
+    points = {r.name: (r.plan.kv.allocated_bytes, r.kl) for r in rows if r.plan and r.plan.kv and r.kl is not None}
+    return [
+        row
+        for row in rows
+        if (mine := points.get(row.name))
+        and not any(b <= mine[0] and kl <= mine[1] and (b, kl) != mine for b, kl in points.values())
+    ]

@@ -7,8 +7,8 @@ from kvplan.plan import Plan
 from kvplan.recommend.offers import FormatRow
 from kvplan.units import format_bytes
 
-HEADINGS = ("format", "cache", "tokens", "error", "requests", "fits")
-SORTS = ("", "cache", "tokens", "error")
+HEADINGS = ("format", "cache", "tokens", "error", "ms", "requests", "fits")
+SORTS = ("", "cache", "tokens", "error", "ms")
 """What the table can be sorted by; empty: as listed."""
 
 
@@ -16,7 +16,7 @@ def format_cells(row: FormatRow) -> list[str]:
     """One line of the table; a format that is refused has its reason elsewhere."""
     plan = row.plan
     if plan is None or plan.kv is None:
-        return [row.name, "-", "-", "-", "-", "refused"]
+        return [row.name, *"-----", "refused"]
     room = plan.capacity
     fits = "-" if plan.verdict is None else "yes" if plan.verdict.fits else "no"
     return [
@@ -24,19 +24,22 @@ def format_cells(row: FormatRow) -> list[str]:
         format_bytes(plan.kv.allocated_bytes),
         _count(room.tokens if room else None),
         "-" if row.kl is None else f"{row.kl:.5f}",
+        "-" if row.seconds is None else f"{row.seconds * 1e3:.2f}",
         _count(room.requests if room else None),
         fits,
     ]
 
 
 def sorted_rows(rows: list[FormatRow], by: str) -> list[FormatRow]:
-    """Fewest bytes, most tokens or least error first; what has no such figure comes last."""
+    """Fewest bytes, most tokens, least error or least time first; what has no such figure comes last."""
     if by == "cache":
         return sorted(rows, key=lambda r: (r.plan is None, r.plan.kv.allocated_bytes if r.plan and r.plan.kv else 0))
     if by == "tokens":
         return sorted(rows, key=lambda r: -((r.plan.capacity.tokens or 0) if r.plan and r.plan.capacity else -1))
     if by == "error":
         return sorted(rows, key=lambda r: (r.kl is None, r.kl or 0.0))
+    if by == "ms":
+        return sorted(rows, key=lambda r: (r.seconds is None, r.seconds or 0.0))
     return rows
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from kvplan.errors import UsageError, did_you_mean
 from kvplan.memory.figures import GroupFigures, KvFigures
 from kvplan.plan.answers import Tree
 from kvplan.plan.types import PlanRequest
+from kvplan.report.answers import ANSWERS
 from kvplan.report.stored import KINDS, kind, result_class
 from kvplan.texts import field_text
 
@@ -42,31 +44,34 @@ def result_schema(name: str) -> dict[str, Any]:
     """
     from pydantic import TypeAdapter
 
-    found = kind(name)
-    made = TypeAdapter(_written(name)).json_schema(by_alias=True, mode="serialization")
+    schema, cls, command = ANSWERS[name] if name in ANSWERS else _of_stored(name)
+    made = TypeAdapter(cls).json_schema(by_alias=True, mode="serialization")
     _trees(made, TypeAdapter(Tree).json_schema(mode="serialization"))
     _describe(made)
     # Dataclasses have no field for the schema; the commands write it first.
-    made["properties"] = {"schema": {"const": found.schema}} | {
+    made["properties"] = {"schema": {"const": schema}} | {
         key: value for key, value in made["properties"].items() if key != "schema"
     }
     made["required"] = sorted({"schema", *made.get("required", ())})
-    title = f"{name} of kvplan: what `kvplan {found.command} --json` prints"
-    return {"$schema": DRAFT, "$id": found.schema, **made, "title": title}
+    title = f"{name} of kvplan: what `kvplan {command} --json` prints"
+    return {"$schema": DRAFT, "$id": schema, **made, "title": title}
 
 
 def schema_names() -> tuple[str, ...]:
     """Kinds of results that have a schema."""
-    return tuple(KINDS)
+    return (*KINDS, *ANSWERS)
 
 
-def _written(name: str) -> Any:
-    """The class whose fields are those of the JSON."""
+def _of_stored(name: str) -> tuple[str, Any, str]:
+    """Schema, the class whose fields are those of the JSON, and command."""
+    if name not in KINDS:
+        raise UsageError(f"unknown kind of result {name!r}", did_you_mean(name, schema_names()))
+    found = kind(name)
     if name != "reconciliation":
-        return result_class(kind(name))
+        return found.schema, result_class(found), found.command
     from kvplan.reconcile.stored import Stored
 
-    return Stored
+    return found.schema, Stored, found.command
 
 
 def _trees(made: dict[str, Any], opaque: dict[str, Any]) -> None:

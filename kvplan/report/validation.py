@@ -37,6 +37,28 @@ def print_validation(report: ValidationReport, console: QuietConsole | None = No
         console.print(Text(f"note: {note}"), soft_wrap=True)
 
 
+PROGRESS = ("format", "state", "checks", "kernel error", "decode us", "x 16 bit")
+
+
+def progress_rows(report: ValidationReport) -> list[list[str]]:
+    """One row for every format that was asked, under the headings PROGRESS; the first without a result is running."""
+    done = {result.format: result for result in report.results}
+    rows: list[list[str]] = []
+    for spelling in report.request.formats:
+        result = done.get(spelling)
+        if result is None:
+            state = "waiting" if any(row[1] == "running" for row in rows) or report.complete else "running"
+            rows.append([spelling, state, *"----"])
+            continue
+        error, times = result.kernel_error, result.times
+        speed = f"{times.speedup:.2f}x" if times else "-"
+        rows.append([
+            spelling, result.status, _checks(result), "-" if error is None else f"{error:.1e}",
+            f"{times.fused_seconds * 1e6:.1f}" if times else "-", speed,
+        ])  # fmt: skip
+    return rows
+
+
 def _summary(report: ValidationReport) -> Table:
     table = _table("format", "checks", "kernel error", "output error", "capacity")
     for result in report.results:

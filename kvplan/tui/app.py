@@ -6,7 +6,7 @@ import time
 from typing import ClassVar
 
 from textual import on, work
-from textual.app import App, ComposeResult
+from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, VerticalScroll
 from textual.events import Resize
@@ -17,14 +17,13 @@ from textual.worker import get_current_worker
 from kvplan.errors import KvplanError
 from kvplan.plan import Plan
 from kvplan.recommend.offers import FormatRow
-from kvplan.report.capacity import launch_lines
-from kvplan.report.command import estimate_command
 from kvplan.report.rows import title, verdict_lines
 from kvplan.specs.load import list_models
 from kvplan.tui.choices import DEFAULT, SAME, Choices
 from kvplan.tui.field import Field
 from kvplan.tui.help import Help
 from kvplan.tui.layout import BINDINGS, CSS, FIELDS, TYPED
+from kvplan.tui.outputs import Outputs
 from kvplan.tui.panel import Results
 from kvplan.tui.picker import Picker
 from kvplan.tui.planner import Made, Planner
@@ -34,7 +33,7 @@ QUIET = 0.15
 """Seconds without a key before the tables of other formats and contexts are made."""
 
 
-class PlanApp(App[None]):
+class PlanApp(Outputs):
     """`kvplan tui`."""
 
     TITLE = "kvplan"
@@ -115,8 +114,12 @@ class PlanApp(App[None]):
             if value is not None:
                 self._changed(self.choices.change(name, value))
 
+        def about(value: str) -> list[str]:
+            return self._planner.byte_map(self.choices.change(name, value))
+
         values = [(value, value) for value in offered]
-        self.push_screen(Picker(label, values, getattr(self.choices, name), TYPED.get(name, "")), chosen)
+        shown = about if name in ("k", "v") else None
+        self.push_screen(Picker(label, values, getattr(self.choices, name), TYPED.get(name, ""), shown), chosen)
 
     def _changed(self, choices: Choices) -> None:
         """The form shows its new texts at once; the plan follows."""
@@ -177,7 +180,7 @@ class PlanApp(App[None]):
     def _show_plan(self, plan: Plan) -> None:
         self._line("status").show("; ".join(verdict_lines(plan)) or "no GPU: nothing to fit into")
         self._line("title").show(title(plan))
-        self._line("launch").show(self._command())
+        self._line("launch").show(self.launch_command())
         self.results.show_plan(plan)
         self.workers.cancel_group(self, "tables")
         self._timer = self.set_timer(QUIET, self._tables)
@@ -217,31 +220,6 @@ class PlanApp(App[None]):
     def action_tab(self, name: str) -> None:
         """Show a table and go into it."""
         self.results.go(name)
-
-    # Results
-
-    def _command(self) -> str:
-        """What starts the engine; without one, what prints the plan."""
-        lines = launch_lines(self.made.plan) if self.made else []
-        return lines[0] if lines else self._kvplan_command()
-
-    def _kvplan_command(self) -> str:
-        return estimate_command(self.made.request) if self.made else ""
-
-    def action_copy_launch(self) -> None:
-        """Copy the command that starts the engine."""
-        self._copy(self._command())
-
-    def action_copy_command(self) -> None:
-        """Copy the kvplan command."""
-        self._copy(self._kvplan_command())
-
-    def _copy(self, command: str) -> None:
-        if self.problem is not None or not command:
-            self.notify("nothing to copy: the request has an error", severity="warning")
-            return
-        self.copy_to_clipboard(command)
-        self.notify(command.replace("[", r"\["), title="copied", timeout=4)
 
     def action_theme(self) -> None:
         """Light or dark."""

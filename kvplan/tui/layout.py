@@ -15,10 +15,14 @@ BINDINGS: list[BindingType] = [
     Binding("1", "tab('formats')", "Formats", show=False),
     Binding("2", "tab('contexts')", "Contexts", show=False),
     Binding("3", "tab('parts')", "Parts", show=False),
+    Binding("4", "tab('pareto')", "Pareto", show=False),
     Binding("s", "sort", "Sort"),
     Binding("c", "copy_launch", "Copy"),
     Binding("y", "copy_command", "Copy kvplan", show=False),
-    Binding("t", "theme", "Light"),
+    Binding("v", "validate", "Validate"),
+    Binding("o", "stored", "Stored", show=False),
+    Binding("w", "page", "Page", show=False),
+    Binding("t", "theme", "Light", show=False),
     Binding("q", "quit", "Quit"),
 ]
 """The keys of the app; help.py has them in words."""

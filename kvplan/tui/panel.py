@@ -11,7 +11,7 @@ from textual.widgets import DataTable, TabbedContent, TabPane
 from kvplan.plan import Plan
 from kvplan.recommend.offers import FormatRow
 from kvplan.report.formats import SORTS
-from kvplan.tui.results import ContextTable, FormatTable, MemoryBar, PartTable
+from kvplan.tui.results import ContextTable, FormatTable, MemoryBar, ParetoPlot, PartTable
 
 
 class Results(Vertical):
@@ -47,6 +47,8 @@ class Results(Vertical):
                 yield ContextTable(cursor_type="row", cell_padding=0)
             with TabPane("3 Parts", id="parts"):
                 yield PartTable(cursor_type="row", cell_padding=0)
+            with TabPane("4 Pareto", id="pareto"):
+                yield ParetoPlot()
 
     def show_plan(self, plan: Plan) -> None:
         """Draw a plan; its parts only where they are seen."""
@@ -58,6 +60,7 @@ class Results(Vertical):
         """Draw other formats and contexts."""
         self.rows = tuple(rows)
         self.query_one(FormatTable).show(rows, self.by)
+        self.query_one(ParetoPlot).show(rows)
         if ladder is not None:
             self.query_one(ContextTable).show(ladder)
         self._point()
@@ -72,7 +75,8 @@ class Results(Vertical):
     def go(self, name: str) -> None:
         """Show a table and go into it."""
         self.query_one(TabbedContent).active = name
-        self.query_one(f"#{name} DataTable").focus()
+        for table in self.query(f"#{name} DataTable"):
+            table.focus()
 
     @on(TabbedContent.TabActivated)
     def _show_parts(self) -> None:

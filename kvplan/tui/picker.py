@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import ClassVar
 
 from textual import on
@@ -10,7 +10,7 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Vertical
 from textual.screen import ModalScreen
-from textual.widgets import Input, Label, OptionList
+from textual.widgets import Input, Label, OptionList, Static
 from textual.widgets.option_list import Option
 
 
@@ -30,11 +30,23 @@ class Picker(ModalScreen[str | None]):
                         background: $surface; padding: 0 1; }
     Picker OptionList { height: 1fr; border: none; }
     Picker Input { height: 3; }
+    Picker Static { height: auto; max-height: 8; color: $text-muted; }
     """
 
-    def __init__(self, title: str, values: Iterable[tuple[str, str]], current: str, free: str = "") -> None:
-        """`values` are (value, text to show and search); `free` says what else may be typed, empty for nothing."""
+    def __init__(
+        self,
+        title: str,
+        values: Iterable[tuple[str, str]],
+        current: str,
+        free: str = "",
+        about: Callable[[str], list[str]] | None = None,
+    ) -> None:
+        """`values` are (value, text to show and search); `free` says what else may be typed, empty for nothing.
+
+        `about` has lines on a value, shown while it is chosen.
+        """
         super().__init__()
+        self._about = about
         self._title, self._values, self._current, self._free = title, list(values), current, free
 
     def compose(self) -> ComposeResult:
@@ -43,6 +55,8 @@ class Picker(ModalScreen[str | None]):
             yield Label(f"{self._title}: type to search{also}; Enter chooses, Esc cancels")
             yield Input(placeholder=self._current)
             yield OptionList()
+            if self._about:
+                yield Static(id="about", markup=False)
 
     def on_mount(self) -> None:
         """All values, with the current one chosen."""
@@ -70,6 +84,11 @@ class Picker(ModalScreen[str | None]):
         if options:
             at = self._shown.index(self._current) if not typed and self._current in self._shown else 0
             choices.highlighted = at
+
+    @on(OptionList.OptionHighlighted)
+    def _tell(self, event: OptionList.OptionHighlighted) -> None:
+        if self._about and event.option_index < len(self._shown):
+            self.query_one("#about", Static).update("\n".join(self._about(self._shown[event.option_index])))
 
     def action_move(self, by: int) -> None:
         """Move the choice."""

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvplan.errors import KvplanError
-from kvplan.plan import Plan, PlanRequest, make_plan
+from kvplan.plan import Plan, PlanRequest, make_plan, resolve
 from kvplan.recommend.offers import FormatRow, compare_formats
+from kvplan.report.bytemap import map_lines
 from kvplan.specs.device import DeviceSpec
 from kvplan.specs.load import load_device, load_model
 from kvplan.specs.model import ModelSpec
@@ -73,6 +74,21 @@ class Planner:
         except KvplanError:
             return []
         return rows
+
+    def byte_map(self, choices: Choices) -> list[str]:
+        """Where each byte lies in the formats of the form, by group of layers; what is wrong where they have none."""
+        try:
+            request = choices.request()
+            found = resolve(request, self._spec(request), self._device(request))
+        except KvplanError as error:
+            return [error.message]
+        lines = []
+        for group in found.groups:
+            if group.role in ("kv", "latent", "index"):
+                formats = ", ".join(dict.fromkeys(t.spelling for t in group.layout.tensors))
+                size = found.page_size or group.layout.page_multiple
+                lines += [f"{group.name}: {formats}", *(f"  {line}" for line in map_lines(group.layout, size))]
+        return lines or ["this model has no rows that a format could store"]
 
     def _made(self, request: PlanRequest) -> Plan:
         known = self._plans.get(request)

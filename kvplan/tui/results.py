@@ -10,6 +10,7 @@ from kvplan.plan import Plan
 from kvplan.recommend.offers import FormatRow
 from kvplan.report.formats import HEADINGS, format_cells, formula_line, sorted_rows
 from kvplan.report.memory import Segment, memory_line, segments
+from kvplan.report.pareto import pareto_lines
 from kvplan.report.rows import component_rows, ladder_rows, slope_line
 
 
@@ -113,6 +114,22 @@ class FormatTable(Table):
         if row is None:
             return ""
         return f"{row.name}: {formula_line(row.plan)}" if row.plan else f"{row.name}: {row.refused}"
+
+
+class ParetoPlot(Widget):
+    """Bytes against predicted error, as large as its place."""
+
+    DEFAULT_CSS = "ParetoPlot { height: 1fr; }"
+
+    rows: tuple[FormatRow, ...] = ()
+
+    def show(self, rows: list[FormatRow]) -> None:
+        """Draw the formats of another request."""
+        self.rows = tuple(rows)
+        self.refresh()
+
+    def render(self) -> Text:
+        return Text("\n".join(pareto_lines(list(self.rows), self.size.width, self.size.height)), no_wrap=True)
 
 
 class ContextTable(Table):

@@ -13,12 +13,13 @@ INSTALL = "install them with: pip install 'kvplan-advisor[gpu]'"
 
 
 def require(device: str) -> None:
-    """Refuse early and clearly when torch, triton or the GPU is missing.
+    """Refuse early and clearly when torch, triton, numpy (Triton's interpreter is made of it) or the GPU is missing.
 
     Raises:
         NoDeviceError: with what to do instead.
     """
-    missing = [name for name in ("torch", "triton") if importlib.util.find_spec(name) is None]
+    needed = ("torch", "triton", "numpy") if device == "cpu" else ("torch", "triton")
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         raise NoDeviceError(f"validate needs {' and '.join(missing)}, which this Python does not have", INSTALL)
     if device == "cpu":

@@ -14,13 +14,14 @@ import click
 import pytest
 
 from kvplan.cli import defaults, examine
-from kvplan.cli.main import COMMANDS, cli, main
+from kvplan.cli.main import COMMANDS, cli, exit_codes, main
 from kvplan.errors import ExitCode
 from kvplan.report.schema import result_schema
 from kvplan.report.stored import KINDS
 
 ROOT = Path(__file__).parents[2]
 VALIDATION = ROOT / "docs/results/validate_llama-3.1-8b_32k_x16_h200.json"
+QUALITY = ROOT / "docs/results/quality_smollm2_tasks.json"
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +53,7 @@ def test_every_command_shows_examples(capsys: pytest.CaptureFixture[str], name: 
     examples = text.split("Examples:\n")[1].split("\n\n")[0].splitlines()
     assert examples and all(f"kvplan {name}" in line or "kvplan estimate" in line for line in examples)
     assert all(len(line) <= 100 for line in examples)
+    assert exit_codes() in " ".join(text.split())
 
 
 def commands() -> Iterator[tuple[str, click.Command]]:
@@ -153,6 +155,9 @@ RESULTS = {
     "diff": "diff llama-3.1-8b llama-3.1-8b --context 4k --b=--kv=int8",
     "layouts": "layouts llama-3.1-8b --gpus 4 --gpu h200",
     "solution": "solve llama-3.1-8b --gpu h200 --context 32k",
+    "specs": "specs list",
+    "engines": "engines",
+    "doctor": "doctor",
 }
 
 
@@ -173,9 +178,11 @@ def test_a_plan_without_a_context_obeys_too(capsys: pytest.CaptureFixture[str]) 
     assert schema["$defs"]["Breakdown"]["properties"]["constant"]["$ref"] == "#/$defs/Tree"
 
 
-def test_stored_validations_obey() -> None:
-    schema = result_schema("validation")
-    assert faults(schema, json.loads(VALIDATION.read_text()), schema) == []
+@pytest.mark.parametrize(("name", "file"), [("validation", VALIDATION), ("quality", QUALITY)])
+def test_stored_results_obey(capsys: pytest.CaptureFixture[str], name: str, file: Path) -> None:
+    schema = result_schema(name)
+    assert faults(schema, json.loads(file.read_text()), schema) == []
+    assert "int8" in out(capsys, "show", str(file))
 
 
 def test_every_kind_has_a_schema() -> None:
@@ -243,8 +250,10 @@ def test_doctor(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
 
 def test_doctor_says_what_can_be_validated(monkeypatch: pytest.MonkeyPatch) -> None:
     card = [{"name": "A", "driver": "1", "memory": "2"}]
-    none: dict[str, str | None] = {"torch": None, "triton": None}
-    both: dict[str, str | None] = {"torch": "2", "triton": "3"}
+    none: dict[str, str | None] = {"torch": None, "triton": None, "numpy": None}
+    both: dict[str, str | None] = {"torch": "2", "triton": "3", "numpy": "2"}
+    assert "numpy not installed" in examine._validate({**both, "numpy": None}, [])
+    assert "times" in examine._validate({**both, "numpy": None}, card)
     assert "not installed" in examine._validate(none, card)
     assert "--device cpu" in examine._validate(both, [])
     assert "times" in examine._validate(both, card)

@@ -151,7 +151,8 @@ def test_a_page_shows_the_gpu(capsys: pytest.CaptureFixture[str], tmp_path: Path
 def test_a_wrong_report(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["report", str(VALIDATION)]) == ExitCode.USAGE
     assert main(["report", str(VALIDATION), "--png"]) == ExitCode.USAGE
-    assert main(["report", str(VALIDATION), "--png", "--out", str(tmp_path / "x.png")]) == ExitCode.USAGE
+    ladder = stored(capsys, tmp_path, COMMANDS[1])
+    assert main(["report", ladder, "--png", "--out", str(tmp_path / "x.png")]) == ExitCode.USAGE
     assert main(["report", str(VALIDATION), "--md", "--out", str(tmp_path / "no" / "x.md")]) == ExitCode.INPUT
     path = stored(capsys, tmp_path, COMMANDS[0])
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
@@ -169,6 +170,14 @@ def test_a_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypat
     assert drawn.savefig.call_args.args == (target,)
     labels = [call.kwargs["label"] for call in drawn.add_subplot.return_value.barh.call_args_list]
     assert any(label.startswith("kv payload") for label in labels)
+
+
+def test_pictures_of_plans_and_validations(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for path in (stored(capsys, tmp_path, COMMANDS[0]), str(VALIDATION)):
+        target = tmp_path / "x.png"
+        assert main(["report", path, "--png", "--out", str(target)]) == 0
+        assert target.read_bytes().startswith(b"\x89PNG") and target.stat().st_size > 10_000
+        target.unlink()
 
 
 @pytest.mark.parametrize(

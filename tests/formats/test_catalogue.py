@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 from kvplan.formats.grammar import NAMES, PAIRS
+from kvplan.report.bytemap import field_map
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -37,5 +38,5 @@ def test_maps_end_where_the_slot_ends(catalogue: ModuleType) -> None:
     for name in (*NAMES, "kivi2", "int3", "int8:channel/32"):
         for plane in catalogue.layout_of(name).planes:
             whole = plane.page_bytes(catalogue.TOKENS, 1) if plane.pack == "page" else plane.slot_bytes
-            last = catalogue.field_map(plane).split("; ")[-1]
+            last = field_map(plane, catalogue.TOKENS).split("; ")[-1]
             assert int(last.split()[0].split("-")[1]) == whole - 1, (name, plane.name)

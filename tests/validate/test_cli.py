@@ -173,3 +173,16 @@ def test_finished_formats_survive_an_interruption(
     assert captured.err.splitlines()[0] == "error: interrupted"
     assert "bf16" in captured.out
     assert list(tmp_path.iterdir()) == [out]
+
+
+def test_what_the_interpreter_needs_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """torch does not bring numpy, and Triton's interpreter cannot be imported without it."""
+    from kvplan.validate import device
+
+    found = device.importlib.util.find_spec
+    monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: None if name == "numpy" else found(name))
+    assert main(SMALL) == ExitCode.NO_DEVICE
+    error, hint = capsys.readouterr().err.splitlines()
+    assert "numpy" in error and "kvplan-advisor[gpu]" in hint
