@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import runpy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 CompileAhead = Callable[[str, str], dict[str, Any]]
+TOOL = Path(__file__).resolve().parents[2] / "tools" / "make_aot_goldens.py"
 MODULE = "kvplan_kernels.attention.aot_latent"
 RECORDED = {
-    "latent decode fp8_ds_mla 1x16 sm_90": 62.2,
-    "latent decode fp8_ds_mla 1x128 sm_90": 86.1,
-    "latent decode fp8_ds_mla 3x16 sm_90": 88.4,
+    "latent decode fp8_ds_mla 1x16 sm_90": 63.8,
+    "latent decode fp8_ds_mla 1x128 sm_90": 88.1,
+    "latent decode fp8_ds_mla 3x16 sm_90": 90.5,
     "latent decode bf16 1x16 sm_90": 61.6,
     "latent decode bf16 1x128 sm_90": 172.5,
 }
@@ -29,8 +32,9 @@ SPILLED_IN_LOOP = {
 def test_the_loop_copies_asynchronously_and_multiplies_by_warp_groups(
     compile_ahead: CompileAhead, triton_folder: str
 ) -> None:
-    rows = compile_ahead(MODULE, triton_folder)["kernels"]
-    assert len(rows) == 14
+    found = compile_ahead(MODULE, triton_folder)
+    rows = found["kernels"]
+    assert len(rows) == (14 if found["triton"] == "3.6.0" else 10)
     for row in rows:
         if "decode" not in row["kernel"]:
             assert row["spills"] == 0, row
@@ -52,6 +56,8 @@ def test_loop_is_as_long_as_recorded_on_the_pinned_triton(compile_ahead: Compile
     found = compile_ahead(MODULE, "installed")
     if found["triton"] != "3.6.0":
         pytest.skip("instruction counts are recorded for Triton 3.6.0")
+    tool = runpy.run_path(str(TOOL))
+    assert tool["differing"](found, ("latent",)) == {}, "run python tools/make_aot_goldens.py"
     rows = {row["kernel"]: row for row in found["kernels"]}
     for name, recorded in RECORDED.items():
         assert abs(rows[name]["per_token"] / recorded - 1) <= 0.05, (name, rows[name]["per_token"])

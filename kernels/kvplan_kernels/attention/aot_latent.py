@@ -17,7 +17,7 @@ from kvplan.formats.ds_mla import latent_view
 from kvplan.formats.grammar import parse_any
 from kvplan.formats.grid import Tensor, bind
 from kvplan.formats.layout import Layout
-from kvplan_kernels.aot import Report, compile_ahead, report
+from kvplan_kernels.aot import GOLDEN_TRITON, Report, compile_ahead, report
 from kvplan_kernels.attention import latent_unfused
 from kvplan_kernels.attention.latent import latent_constants
 from kvplan_kernels.attention.latent_config import LatentConfig, latent_config
@@ -32,6 +32,8 @@ DECODES = (
     (90, "fp8_ds_mla", 1, 16), (90, "fp8_ds_mla", 1, 128), (90, "fp8_ds_mla", 3, 16), (90, "bf16", 1, 16),
     (90, "bf16", 1, 128), (80, "fp8_ds_mla", 1, 128), (100, "fp8_ds_mla", 1, 128), (120, "fp8_ds_mla", 1, 128),
 )  # fmt: skip
+# Of these on other Tritons than the pinned one.
+SAMPLE = ((90, "fp8_ds_mla", 1, 128), (90, "bf16", 1, 16), (80, "fp8_ds_mla", 1, 128), (100, "fp8_ds_mla", 1, 128))
 NOPE, ROPE, PAGE, BATCH, TOKENS = 512, 64, 64, 4, 256
 
 
@@ -73,7 +75,7 @@ def check_latent_dequantise(spelling: str, capability: int = 90) -> Report:
 def latent_rows() -> list[dict[str, Any]]:
     """One row per kernel as JSON; `per_token` is warp instructions of the loop per token and block of columns."""
     rows: list[dict[str, Any]] = []
-    for capability, spelling, num_rows, heads in DECODES:
+    for capability, spelling, num_rows, heads in DECODES if triton.__version__ == GOLDEN_TRITON else SAMPLE:
         config, result = check_latent_decode(spelling, num_rows, heads, capability=capability)
         per_token = round(result.loop_instructions * config.num_warps / config.block_tokens, 2)
         name = f"latent decode {spelling} {num_rows}x{heads} sm_{capability}"

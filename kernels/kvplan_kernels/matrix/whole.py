@@ -21,8 +21,8 @@ SAME = tuple(f"{f} {f}" for f in WITH_KERNEL if f != "int8:channel/8,asym,recent
 # Shapes of a pair of formats that differ: they have every dimension as K or V beside themselves already.
 SHAPES_OF_A_MIXED_PAIR = 3
 LENGTHS = (*AXES["lengths"], "many pages")
-# Kinds of lengths and of writing per shape, and cases per shape; `again` has two values in a shape. More of them are more
-# kernels to compile.
+# Kinds of lengths and of writing per shape, and cases per shape; `again` has two values in a shape. More of them mean
+# more kernels to compile.
 LENGTHS_PER_SHAPE, WRITES_PER_SHAPE, CASES_PER_SHAPE = 4, 2, 8
 HEADS = (1, 2, 3, 8)
 ROWS = (1, 1, 2, 4)
