@@ -44,8 +44,10 @@ def command(file: str, form: str | None, out: Path | None) -> None:
             return
         from kvplan.report.html import to_html
         from kvplan.report.markdown import to_markdown
+        from kvplan.report.png import times_svg
 
-        text = (page(found, result) or to_html(made)) if form == "html" else to_markdown(made)
+        html = form == "html"
+        text = (page(found, result) or to_html(made, times_svg(result, made))) if html else to_markdown(made)
         if out is None:
             click.echo(text, nl=False)
         else:

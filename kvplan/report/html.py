@@ -17,6 +17,7 @@ table { border-collapse: collapse; margin: .6rem 0; }
 th, td { padding: .15rem .7rem; text-align: left; vertical-align: top; border-bottom: 1px solid #8884; }
 th { border-bottom: 2px solid #888; } td.right, th.right { text-align: right; white-space: nowrap; }
 td { font-variant-numeric: tabular-nums; white-space: pre-wrap; } tr.bold td { font-weight: 600; }
+svg { max-width: 100%; height: auto; background: #fff; }
 p { margin: .2rem 0; } ul { margin: .2rem 0; padding-left: 1.2rem; }
 .bar { display: flex; height: 2.2rem; border: 1px solid #888; overflow: hidden; }
 .bar div { overflow: hidden; font: 13px/2.2rem monospace; text-align: center; color: #fff; min-width: 1px; }
@@ -28,8 +29,8 @@ footer { margin-top: 2rem; color: #777; font-size: .85rem; }
 """
 
 
-def to_html(made: Document) -> str:
-    """The whole page."""
+def to_html(made: Document, picture: str | None = None) -> str:
+    """The whole page; `picture` is an `<svg>` element that stands first."""
     title = escape(made.title)
     body = "\n".join(_blocks(made.blocks))
     return f"""<!DOCTYPE html>
@@ -43,6 +44,7 @@ def to_html(made: Document) -> str:
 </head>
 <body>
 <h1>{title}</h1>
+{picture or ""}
 {body}
 <footer>kvplan {escape(__version__)}</footer>
 </body>

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvplan.errors import UnsupportedError, UsageError
 from kvplan.report.document import Bar, Document
+from kvplan.report.svg import to_svg
 from kvplan.validate.report import ValidationReport
 
 if TYPE_CHECKING:
@@ -22,21 +23,41 @@ def write_png(result: Any, made: Document, path: Path) -> None:
         UnsupportedError: matplotlib is not installed.
         UsageError: the result has neither.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
+    figure = _figure()
+    if figure is None:
         raise UnsupportedError(
             "a picture needs matplotlib, which is not installed", "pip install 'kvplan-advisor[png]', or use --html"
-        ) from None
-    figure = Figure(figsize=(10, 3.2), layout="constrained")
+        )
     bar = next((block for block in made.blocks if isinstance(block, Bar)), None)
     if bar is not None:
         _memory(figure, made.title, bar)
-    elif isinstance(result, ValidationReport) and any(r.times for r in result.results):
+    elif has_times(result):
         _times(figure, made.title, result)
     else:
         raise UsageError("only a plan with a context and a validation with times have a picture", "use --html or --md")
     figure.savefig(path, dpi=150)
+
+
+def times_svg(result: Any, made: Document) -> str | None:
+    """How long each format of a validation takes, as an `<svg>` element; None without times or without matplotlib."""
+    figure = _figure() if has_times(result) else None
+    if figure is None:
+        return None
+    _times(figure, made.title, result)
+    return to_svg(figure)
+
+
+def has_times(result: Any) -> bool:
+    """Whether the result is a validation that was timed."""
+    return isinstance(result, ValidationReport) and any(r.times for r in result.results)
+
+
+def _figure() -> Figure | None:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    return Figure(figsize=(10, 3.2), layout="constrained")
 
 
 def _memory(figure: Figure, title: str, bar: Bar) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import io
-import re
 from collections.abc import Sequence
 from html import escape
 from typing import Any
@@ -13,6 +11,7 @@ from kvplan.errors import UnsupportedError
 from kvplan.formats.grid import row_bytes
 from kvplan.quality.law import PredictionReport
 from kvplan.quality.report import QualityReport
+from kvplan.report.svg import to_svg
 
 STYLE = """body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 64rem; padding: 0 1rem; }
 table { border-collapse: collapse; } th, td { padding: .15rem .7rem; border-bottom: 1px solid #8884; text-align: left; }
@@ -101,7 +100,7 @@ def _against_bytes(points: Sequence[tuple[str, float, float]]) -> Picture:
     axes.set_yscale("log")
     axes.set_xlabel(f"bytes of K + V per token and head of {HEAD_DIM}")
     axes.set_ylabel("KL")
-    return "Error against bytes, with the Pareto line", _svg(figure)
+    return "Error against bytes, with the Pareto line", to_svg(figure)
 
 
 def _k_against_v(heading: str, points: Sequence[tuple[str, float, float]]) -> Picture:
@@ -113,7 +112,7 @@ def _k_against_v(heading: str, points: Sequence[tuple[str, float, float]]) -> Pi
     axes.set_xscale("log")
     axes.invert_yaxis()
     axes.legend()
-    return heading, _svg(figure)
+    return heading, to_svg(figure)
 
 
 def _heat(heading: str, names: Sequence[str], columns: Sequence[str], rows: Sequence[Sequence[float]]) -> Picture:
@@ -125,7 +124,7 @@ def _heat(heading: str, names: Sequence[str], columns: Sequence[str], rows: Sequ
     axes.set_yticks(range(len(names)), names, fontsize=7)
     axes.set_xticks(range(len(columns)), columns, fontsize=7)
     figure.colorbar(image, ax=axes)
-    return heading, _svg(figure)
+    return heading, to_svg(figure)
 
 
 def _distribution(heading: str, spread: Sequence[tuple[str, Sequence[float]]]) -> Picture:
@@ -134,7 +133,7 @@ def _distribution(heading: str, spread: Sequence[tuple[str, Sequence[float]]]) -
     axes.set_yticks(range(1, len(spread) + 1), [name for name, _ in spread], fontsize=7)
     axes.set_xscale("log")
     axes.invert_yaxis()
-    return heading, _svg(figure)
+    return heading, to_svg(figure)
 
 
 def check_library() -> None:
@@ -155,15 +154,6 @@ def _figure(height: float = 4.0) -> tuple[Any, Any]:
 
     figure = Figure(figsize=(9, height), layout="constrained")
     return figure, figure.add_subplot()
-
-
-def _svg(figure: Any) -> str:
-    """The picture's `<svg>` element; letters as outlines, so that no font is loaded."""
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    # The preamble names a DTD by its address; comments repeat each text.
-    text = buffer.getvalue()
-    return re.sub(r"<!--.*?-->", "", text[text.index("<svg") :], flags=re.DOTALL)
 
 
 def _page(
