@@ -1,0 +1,151 @@
+"""Honest effects: what a ratio of bits does not show, for this model, context, engine and layout."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvplan.formats.grammar import PLAIN, Named, parse_any
+from kvplan.memory.figures import KvFigures
+from kvplan.plan import figures_at
+from kvplan.recommend.engine_facts import published
+from kvplan.recommend.evidence import has_k_bias, k_sensitive
+from kvplan.recommend.scored import Scored
+from kvplan.units import format_bytes
+
+MOST = 0.9
+"""A gain below this share of what the rows alone would give is explained."""
+
+
+def effects(shown: Scored, native: Scored | None, choices: list[Scored]) -> Iterator[str]:
+    """Sentences about the choice that is shown.
+
+    Args:
+        native: the unquantised cache in the same layout; None where it could not be planned.
+        choices: everything computed, for what other layouts hold.
+    """
+    yield from _full_card(shown)
+    yield from _keys(shown)
+    yield from _copies(shown, choices)
+    quantised = shown if _quantised(shown) else _most_like_fp8(choices, shown)
+    if native is not None and quantised is not None:
+        yield from _gain(quantised, native)
+        yield from _latency(quantised, native)
+    yield from _hardware(shown)
+    if shown.resolved.engine and quantised is not None:
+        yield from published(quantised.resolved)
+
+
+def _quantised(c: Scored) -> bool:
+    return any(f and f not in PLAIN for f in c.formats)
+
+
+def _most_like_fp8(choices: list[Scored], shown: Scored) -> Scored | None:
+    """Where 16 bit is chosen: the 8-bit choice in the same layout, to say what it would have given."""
+    eight = [
+        c for c in choices
+        if _quantised(c) and c.resolved.sharding == shown.resolved.sharding and not c.resolved.request.layers
+        and all(f is None or "fp8" in f or f.startswith(("int8", "q8")) for f in c.formats)
+    ]  # fmt: skip
+    return min(eight, key=lambda c: c.held_bytes, default=None)
+
+
+def _figures(c: Scored) -> KvFigures:
+    context = c.resolved.request.context
+    assert context is not None
+    return figures_at(c.resolved, context)
+
+
+def _gain(c: Scored, native: Scored) -> Iterator[str]:
+    """Where the whole gains less than its rows: states, windows, a residual, an engine's padding."""
+    after, before = _figures(c), _figures(native)
+    rows_after, rows_before = after.payload_bytes + after.metadata_bytes, before.payload_bytes + before.metadata_bytes
+    if not c.held_bytes or not rows_after:
+        return
+    rows, whole = rows_before / rows_after, native.held_bytes / c.held_bytes
+    if whole >= MOST * rows:
+        return
+    why = []
+    held = after.allocated_bytes
+    if after.state_bytes > held / 20:
+        why.append(f"{after.state_bytes / held:.0%} of it is state that no KV format changes")
+    if after.residual_bytes + after.reserved_bytes > held / 20 and after.residual_bytes:
+        why.append(
+            f"{(after.residual_bytes + after.reserved_bytes) / held:.0%} of it is the unquantised residual of each request"
+        )
+    elif after.reserved_bytes > held / 20:
+        why.append(f"{after.reserved_bytes / held:.0%} of it is reserved by the engine's windows, copies and slots")
+    if after.padding_bytes > held / 20:
+        why.append(f"{after.padding_bytes / held:.0%} of it is padding of the engine's pages or unfilled rows")
+    if c.resolved.request.layers:
+        why.append(f"layers {'; '.join(c.resolved.request.layers)} stay as they are")
+    text = "; ".join(why) or "layers and index keys beside them keep their size"
+    yield f"{_name(c)}: rows shrink {rows:.2f}x, the cache only {whole:.2f}x at this context: {text}"
+
+
+def _latency(c: Scored, native: Scored) -> Iterator[str]:
+    if not c.seconds or not native.seconds:
+        return
+    faster, smaller = native.seconds / c.seconds, native.held_bytes / c.held_bytes
+    if smaller > 1.1 and faster < 0.8 * smaller:
+        yield (
+            f"{_name(c)}: {smaller:.2f}x fewer bytes, decode attention only {faster:.2f}x as fast as predicted: the fixed "
+            "time of a launch and the work of unpacking do not shrink with the bytes"
+        )
+
+
+def _full_card(c: Scored) -> Iterator[str]:
+    usable = c.pool_bytes
+    device = c.resolved.device
+    assert device is not None
+    if usable <= 0:
+        yield f"the weights alone fill each GPU ({format_bytes(device.memory_bytes)}): no cache format helps"
+    elif usable < device.memory_bytes / 10:
+        yield (
+            f"the weights leave {format_bytes(usable)} of {format_bytes(device.memory_bytes)} for the cache: smaller "
+            "weights or one more GPU give more room than any cache format"
+        )
+
+
+def _keys(c: Scored) -> Iterator[str]:
+    spec = c.resolved.spec
+    if k_sensitive(spec):
+        yield (
+            f"{spec.id} has a bias on its keys, of a family in which fp8 and low-bit K broke the model: keep K in 16 bit "
+            "or in int8 with groups of 32 channels (q8_0) and put the savings on V, or measure (kvplan quality)"
+        )
+    elif has_k_bias(spec):
+        yield f"{spec.id} has a bias on its keys, and no evidence here is of such a model: measure K (kvplan quality)"
+
+
+def _copies(c: Scored, choices: list[Scored]) -> Iterator[str]:
+    """TP beyond the KV heads, or a latent on every rank."""
+    kv, sharding = _figures(c), c.resolved.sharding
+    if sharding.tp == 1 or not kv.replicated_bytes:
+        return
+    same = [o for o in choices if o.choice == c.choice and o.resolved.sharding != sharding]
+    better = max(same, key=lambda o: o.requests, default=None)
+    text = f"tp {sharding.tp} holds {format_bytes(kv.replicated_bytes)} of copies over the ranks"
+    if better and better.requests > c.requests:
+        s = better.resolved.sharding
+        text += f"; tp {s.tp} with dp {s.dp}{' inside' if s.dp_attention else ''}, dcp {s.dcp} holds {better.requests:,}"
+        text += f" requests instead of {c.requests:,}"
+    else:
+        text += "; no other layout of these GPUs holds more requests"
+    yield text
+
+
+def _hardware(c: Scored) -> Iterator[str]:
+    device = c.resolved.device
+    assert device is not None
+    found = [parse_any(f) for f in c.formats if f]
+    floats = {f.number for f in found if not isinstance(f, Named) and f.number.startswith("fp8")}
+    if floats and device.hardware_formats and not floats <= set(device.hardware_formats):
+        yield f"{device.name} has no hardware conversion for {', '.join(sorted(floats))}: bytes shrink, speed need not"
+    if any(not isinstance(f, Named) and f.is_static for f in found):
+        yield "static scales must be calibrated (kvplan calibrate); an engine without them takes 1.0, and values beyond clip"
+
+
+def _name(c: Scored) -> str:
+    chosen = c.resolved.engine
+    parts = list(chosen.formats.values()) if chosen else [f for f in c.formats if f]
+    return " / ".join(dict.fromkeys(parts))
