@@ -18,8 +18,9 @@ import yaml
 from pydantic import ValidationError
 
 from kvplan.errors import InputError, did_you_mean
-from kvplan.plan import PlanRequest
+from kvplan.plan import PlanRequest, resolve
 from kvplan.recommend.bounds import Bounds
+from kvplan.recommend.evidence import bare
 from kvplan.recommend.scored import Scored
 from kvplan.recommend.types import RecommendRequest
 
@@ -66,6 +67,27 @@ def config_text(c: Scored, request: RecommendRequest, bounds: Bounds) -> str:
     }
     written["bounds"] = {name: value for name, value in limits.items() if value is not None}
     return yaml.safe_dump(written, sort_keys=False, width=120)
+
+
+def command_defaults(config: Config, takes: set[str]) -> dict[str, Any]:
+    """What the options of a command are where they are not given.
+
+    Args:
+        takes: the command's parameters. `formats` and `latents` are candidates to run, in kvplan's own spelling.
+
+    Raises:
+        UsageError, UnsupportedError: as `kvplan.plan.resolve`, for a command that runs candidates.
+    """
+    found = {name: value for name, value in config.fields.items() if name in takes and name != "model"}
+    if "formats" in takes:
+        echo = resolve(config.request).request
+        k, v = (bare(f) if f else "" for f in (echo.k, echo.v))
+        # The engine's pages are not the kernels'.
+        found.pop("page_size", None)
+        found |= {"latents": [echo.latent]} if echo.latent else {"formats": [k if k == v else f"{k} / {v}"]}
+    if "concurrency" in takes and config.request.batch:
+        found["concurrency"] = config.request.batch
+    return found
 
 
 def is_config(path: Path) -> bool:

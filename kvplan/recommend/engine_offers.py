@@ -46,7 +46,9 @@ def engine_offers(
         if f is not there[0] and _sixteen(f, present):
             # One unquantised cache is enough to compare with: the engine's default.
             continue
-        if capability and f.capabilities and not any(low <= capability <= high for low, high in f.capabilities):
+        if not f.launchable:
+            refused[f.option] = f"the command of {engine.title} cannot choose it: another tool builds it ({f.needs})"
+        elif capability and f.capabilities and not any(low <= capability <= high for low, high in f.capabilities):
             refused[f.option] = f"no kernel on {device.name} (compute capability {device.compute_capability}): {f.needs}"
         else:
             usable.append(f)
@@ -77,8 +79,6 @@ def engine_support(request_engine: str, options: dict[str, str], launch: bool) -
     """Where an engine's own formats run."""
     engine = load_engine(request_engine)
     picked = [f for f in engine.formats if f.option in options.values()]
-    if any(not f.launchable for f in picked):
-        return "built by another tool, not by the engine's command"
     needs = "; ".join(dict.fromkeys(f.needs for f in picked if f.needs))
     ready = "ready flag" if launch or engine.launch else "ready setting"
     return f"{ready} of {engine.title}" + (f" ({needs})" if needs else "")

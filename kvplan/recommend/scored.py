@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from kvplan.formats.grammar import PLAIN, Format, parse_any
 from kvplan.plan.sweep import kind_of
 from kvplan.recommend.bounds import NOISE, ROOM, Bounds, fewest_bits
-from kvplan.recommend.evidence import Evidence, Quality
+from kvplan.recommend.evidence import THEORY, Evidence, Quality
 from kvplan.recommend.latency import Measured, attention, step_floor
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class Scored:
             "an unquantised residual": any(f.recent for f in parsed),
             "scales to calibrate": any(f.is_static for f in parsed),
             "layers apart": own and bool(r.layers),
+            "no measurement of its quality": self.quality is not None and self.quality.evidence == THEORY,
             "no timed kernel": own and r.k is not None and self.seconds is None,
         }
         return tuple(word for word, there in found.items() if there)
