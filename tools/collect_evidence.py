@@ -46,13 +46,13 @@ def predicted(known: dict[str, dict[str, float]]) -> dict[str, Any]:
     from kvplan.quality.law import KL_OF_K, KL_OF_V
     from kvplan.quality.tensors import TensorErrors
     from kvplan.formats.grammar import parse_any
-    from kvplan.recommend.space import K_FORMATS, V_FORMATS
+    from kvplan.recommend.space import K_FORMATS, LOW_K, LOW_V, V_FORMATS
 
     file = read_capture(SHIPPED)
     errors = TensorErrors(file)
     found: dict[str, dict[str, float]] = {"k": {}, "v": {}}
     with torch.inference_mode():
-        for role, formats, factor in (("k", K_FORMATS, KL_OF_K), ("v", V_FORMATS, KL_OF_V)):
+        for role, formats, factor in (("k", (*K_FORMATS, *LOW_K), KL_OF_K), ("v", (*V_FORMATS, *LOW_V), KL_OF_V)):
             for spelling in (parse_any(f).spelling for f in formats):
                 if spelling not in known[role]:
                     found[role][spelling] = round(factor * errors.error(role, spelling) ** 2, 6)

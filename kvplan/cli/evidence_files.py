@@ -43,13 +43,13 @@ def from_tensors(path: Path, model: str) -> Body:
     from kvplan.formats.grammar import parse_any
     from kvplan.quality.law import KL_OF_K, KL_OF_V
     from kvplan.quality.tensors import TensorErrors
-    from kvplan.recommend.space import K_FORMATS, V_FORMATS
+    from kvplan.recommend.space import K_FORMATS, LOW_K, LOW_V, V_FORMATS
 
     file = read_capture(path)
     _same_model(path, file.model, model)
     errors, parts = TensorErrors(file), {}
     with torch.inference_mode():
-        for role, formats, factor in (("k", K_FORMATS, KL_OF_K), ("v", V_FORMATS, KL_OF_V)):
+        for role, formats, factor in (("k", (*K_FORMATS, *LOW_K), KL_OF_K), ("v", (*V_FORMATS, *LOW_V), KL_OF_V)):
             for spelling in (parse_any(f).spelling for f in formats):
                 try:
                     parts[role, spelling] = factor * errors.error(role, spelling) ** 2

@@ -75,7 +75,7 @@ def recommend(
     shown = chosen.best or chosen.runner
     assert shown is not None
     described = _Describe(found.choices, front, bounds, request)
-    alike = [c for c in found.choices if c not in front and _plain(c) and c.resolved.sharding == shown.resolved.sharding]
+    alike = [c for c in found.choices if _plain(c) and c.resolved.sharding == shown.resolved.sharding]
     native = described.native(shown)
     best, runner = chosen.best, chosen.runner
     if shown.seconds is not None:
@@ -99,9 +99,9 @@ def recommend(
 
 
 def _plain(c: Scored) -> bool:
-    """One format for K and V, no layers apart, the least pages."""
+    """One format for K and V, and no layers apart but those that an engine keeps by itself."""
     k, v, _ = c.formats
-    return k == v and not c.resolved.request.layers
+    return k == v and (c.resolved.engine is not None or not c.resolved.request.layers)
 
 
 def _listed(choices: list[Scored]) -> list[Scored]:

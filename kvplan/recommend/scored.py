@@ -20,7 +20,7 @@ Point = tuple[float, float, float]
 """Tokens that fit (negative), seconds of attention, loss: less is better in each."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Scored:
     """One choice of formats, layers, page size and layout.
 

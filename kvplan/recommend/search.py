@@ -13,14 +13,16 @@ from itertools import product
 from typing import Any
 
 from kvplan.errors import UnsupportedError, UsageError
+from kvplan.formats.grammar import parse_any
 from kvplan.formats.layout import number_bits
 from kvplan.memory.groups import DTYPES, roles
 from kvplan.plan import PlanRequest, resolve
 from kvplan.plan.layouts import shardings
+from kvplan.recommend.bounds import NOISE
 from kvplan.recommend.engine_offers import Offer, engine_offers
-from kvplan.recommend.evidence import Evidence
+from kvplan.recommend.evidence import MEASURED, Evidence
 from kvplan.recommend.scored import Scored, Scorer
-from kvplan.recommend.space import K_FORMATS, KEPT, LATENT_FORMATS, PAGES, SENSITIVE, V_FORMATS
+from kvplan.recommend.space import K_FORMATS, KEPT, LATENT_FORMATS, LOW_K, LOW_V, PAGES, SENSITIVE, V_FORMATS
 from kvplan.recommend.timemodel import measured_speeds, tensor_speed
 from kvplan.recommend.types import RecommendRequest
 from kvplan.specs.device import DeviceSpec
@@ -91,30 +93,43 @@ class Search:
             for offer in self._offers()[0]:
                 yield offer.name, offer.fields
             return
-        pages = PAGES if exhaustive else PAGES[:1]
+        pages, shown = PAGES if exhaustive else PAGES[:1], set(zip(LOW_K, LOW_V, strict=True))
         for formats, page in product(self._formats(layout, exhaustive), pages):
             plain = all(f == self.native for f in formats.values())
-            for kept in ((),) if plain or "latent" in formats else self._kept():
+            whole = plain or "latent" in formats or (formats.get("k"), formats.get("v")) in shown
+            for kept in ((),) if whole or (not exhaustive and self._hidden(formats)) else self._kept():
                 rules = tuple(f"{where}:{self.native}" for where in kept)
                 yield " / ".join(formats.values()) or "states", formats | {"page_size": page, "layers": rules}
 
     def _formats(self, layout: dict[str, Any], exhaustive: bool) -> Iterator[dict[str, str]]:
         """The unquantised cache first."""
         k = v = latent = (None,)  # type: tuple[str | None, ...]
+        known = any(b.kind == MEASURED for b in self.evidence.bodies)
         if "k" in self.present:
+            low_k, low_v = (LOW_K, LOW_V) if known else ((), ())
             k, v = (
                 (self.native, *(formats if exhaustive else self._undominated(role, formats, layout)))
-                for role, formats in (("k", K_FORMATS), ("v", V_FORMATS))
+                for role, formats in (("k", (*K_FORMATS, *low_k)), ("v", (*V_FORMATS, *low_v)))
             )
         if "latent" in self.present:
             latent = (self.native, *LATENT_FORMATS)
         for one in product(k, v, latent):
             yield {role: f for role, f in zip(("k", "v", "latent"), one, strict=True) if f}
+        if "k" in self.present and not known:
+            for pair in zip(LOW_K, LOW_V, strict=True):
+                yield {"k": pair[0], "v": pair[1]} | ({"latent": self.native} if "latent" in self.present else {})
 
     def _kept(self) -> tuple[tuple[str, ...], ...]:
         worst = self.evidence.worst_layers(SENSITIVE)
         rules = tuple(rule for rule in KEPT if len(rule) < self.spec.layers)
         return (*rules, (",".join(map(str, worst)),)) if worst else rules
+
+    def _hidden(self, formats: dict[str, str]) -> bool:
+        """Whether layers in 16 bit only take room: nothing that can be noticed is lost anyway."""
+        if "k" not in formats:
+            return False
+        found = self.evidence.of(parse_any(formats["k"]).spelling, parse_any(formats["v"]).spelling)
+        return found is not None and found.kl <= NOISE
 
     def _undominated(self, role: str, formats: Sequence[str], layout: dict[str, Any]) -> list[str]:
         """Formats of one tensor that may be part of a best choice."""

@@ -59,7 +59,8 @@ def reason(result: Recommendation, choice: str) -> str:
         return result.refused[choice]
     same = [
         c for c in result.candidates
-        if {c.engine_formats.get(r, f) for r in ("k", "v", "latent") if (f := getattr(c, r))} == {choice} and not c.layers
+        if {c.engine_formats.get(r, f) for r in ("k", "v", "latent") if (f := getattr(c, r))} == {choice}
+        and (result.request.engine or not c.layers)
     ]  # fmt: skip
     return "; ".join(text for c in same for text in c.obstacles)
 
