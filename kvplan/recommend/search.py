@@ -85,8 +85,10 @@ class Search:
         """
         r = self.request
         found = [s for s in shardings(self.spec, r.gpus) if s["pp"] == 1 and r.tp in (None, s["tp"])]
-        # A model without attention, or a number of GPUs that no layout has: one that says what is wrong.
-        return found or [{"tp": r.tp or r.gpus, "dp": r.gpus // r.tp if r.tp and r.gpus % r.tp == 0 else 1}]
+        if not found and r.tp and r.gpus % r.tp:
+            raise UsageError(f"{r.gpus} GPUs are no whole number of groups of tp {r.tp}", "give a multiple of --tp")
+        # No layout is legal: planning this one says why.
+        return found or [{"tp": r.tp or r.gpus}]
 
     def _choices(self, layout: dict[str, Any], exhaustive: bool) -> Iterator[tuple[str, dict[str, Any]]]:
         if self.request.engine:
