@@ -53,10 +53,10 @@ def command(
     out: Path | None,
     as_json: bool,
     **more: Any,
-) -> None:
+) -> int:
     """Which cache MODEL should use on a GPU: formats of K and V, layers apart, layout; with reasons and numbers.
 
-    Capacity, attention latency and end-to-end throughput are three results, never mixed; each figure of quality says
+    Exit code 6: with --verify, the verdict was not confirmed. Capacity, attention latency and end-to-end throughput are three results, never mixed; each figure of quality says
     what kind of evidence it is. With --engine only formats that the engine has are considered, sized by its own rules.
 
     \b
@@ -79,4 +79,4 @@ def command(
         slo_itl_ms=slo_itl,
         **more,
     )
-    run(request, Asked(evidence, tensors, validation, price, verify, out, as_json))
+    return run(request, Asked(evidence, tensors, validation, price, verify, out, as_json))

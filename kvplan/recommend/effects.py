@@ -12,6 +12,8 @@ from kvplan.recommend.evidence import has_k_bias, k_sensitive
 from kvplan.recommend.scored import Scored
 from kvplan.units import format_bytes
 
+SHORT = 2048
+"""Tokens up to which a residual of 128 rows is worth a word."""
 MOST = 0.9
 """A gain below this share of what the rows alone would give is explained."""
 
@@ -30,6 +32,9 @@ def effects(shown: Scored, native: Scored | None, choices: list[Scored]) -> Iter
     if native is not None and quantised is not None:
         yield from _gain(quantised, native)
         yield from _latency(quantised, native)
+        residual = _most_residual(choices, shown)
+        if residual is not None and residual is not quantised:
+            yield from _gain(residual, native)
     yield from _hardware(shown)
     if shown.resolved.engine and quantised is not None:
         yield from published(quantised.resolved)
@@ -49,6 +54,15 @@ def _most_like_fp8(choices: list[Scored], shown: Scored) -> Scored | None:
     return min(eight, key=lambda c: c.held_bytes, default=None)
 
 
+def _most_residual(choices: list[Scored], shown: Scored) -> Scored | None:
+    """At a short context: a choice that keeps the last 128 rows unquantised, to say what is left of its gain."""
+    context = shown.resolved.request.context
+    if context is None or context > SHORT:
+        return None
+    kept = [c for c in choices if c.resolved.sharding == shown.resolved.sharding and not c.resolved.request.layers]
+    return next((c for c in kept if all(f and f.endswith("recent=128") for f in c.formats[:2])), None)
+
+
 def _figures(c: Scored) -> KvFigures:
     context = c.resolved.request.context
     assert context is not None
@@ -58,10 +72,12 @@ def _figures(c: Scored) -> KvFigures:
 def _gain(c: Scored, native: Scored) -> Iterator[str]:
     """Where the whole gains less than its rows: states, windows, a residual, an engine's padding."""
     after, before = _figures(c), _figures(native)
-    rows_after, rows_before = after.payload_bytes + after.metadata_bytes, before.payload_bytes + before.metadata_bytes
-    if not c.held_bytes or not rows_after:
+    if not c.held_bytes or not after.payload_bytes:
         return
-    rows, whole = rows_before / rows_after, native.held_bytes / c.held_bytes
+    # The slope is of rows alone; a model of windows only has none.
+    slopes = before.bytes_per_token.value, after.bytes_per_token.value
+    rows = slopes[0] / slopes[1] if slopes[1] else before.payload_bytes / (after.payload_bytes + after.metadata_bytes)
+    whole = native.held_bytes / c.held_bytes
     if whole >= MOST * rows:
         return
     why = []
@@ -118,20 +134,20 @@ def _keys(c: Scored) -> Iterator[str]:
 
 
 def _copies(c: Scored, choices: list[Scored]) -> Iterator[str]:
-    """TP beyond the KV heads, or a latent on every rank."""
-    kv, sharding = _figures(c), c.resolved.sharding
-    if sharding.tp == 1 or not kv.replicated_bytes:
+    """TP beyond the KV heads, or a latent on every rank: what the copies take, and the layout without them."""
+    same = [o for o in choices if o.choice == c.choice]
+    plain = [o for o in same if o.resolved.sharding.dcp == 1 and not o.resolved.sharding.dp_attention]
+    widest = max(plain, key=lambda o: o.resolved.sharding.tp, default=None)
+    if widest is None or not (copies := _figures(widest).replicated_bytes):
         return
-    same = [o for o in choices if o.choice == c.choice and o.resolved.sharding != sharding]
-    better = max(same, key=lambda o: o.requests, default=None)
-    text = f"tp {sharding.tp} holds {format_bytes(kv.replicated_bytes)} of copies over the ranks"
-    if better and better.requests > c.requests:
-        s = better.resolved.sharding
-        text += f"; tp {s.tp} with dp {s.dp}{' inside' if s.dp_attention else ''}, dcp {s.dcp} holds {better.requests:,}"
-        text += f" requests instead of {c.requests:,}"
+    tp, best = widest.resolved.sharding.tp, max(same, key=lambda o: o.requests)
+    text = f"tp {tp} alone holds {format_bytes(copies)} of copies over its ranks"
+    if best.requests > widest.requests:
+        s = best.resolved.sharding
+        how = f"tp {s.tp}, dp {s.dp}{' inside it' if s.dp_attention else ''}, dcp {s.dcp}"
+        yield f"{text} and {widest.requests:,} requests; {how} holds {best.requests:,}"
     else:
-        text += "; no other layout of these GPUs holds more requests"
-    yield text
+        yield f"{text}; no other layout of these GPUs holds more requests"
 
 
 def _hardware(c: Scored) -> Iterator[str]:

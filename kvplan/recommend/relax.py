@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import ceil, floor
 
 from kvplan.plan import compose
 from kvplan.plan.capacity import WEIGHT_BITS, weights_term
@@ -19,11 +20,11 @@ def relaxations(choices: Sequence[Scored], request: RecommendRequest, bounds: Bo
     good = [c for c in choices if c.lacks_room_only]
     yield from _room(good, request)
     fitting = [c for c in choices if c.fits]
-    yield from _quality([c for c in fitting if not _slow(c, bounds)], bounds)
+    yield from _quality([c for c in fitting if all(text.startswith(("KL", "top-1")) for text in c.obstacles)], bounds)
     late = [c for c in fitting if _slow(c, bounds) and len(c.obstacles) == 1]
     if late and bounds.slo_seconds is not None:
         best = min(late, key=lambda c: c.floor)
-        needed = f"{best.floor * 1e3:.1f}"
+        needed = f"{ceil(best.floor * 1e4) / 10:g}"
         yield Relaxation(
             option="--slo-itl",
             asked=f"{bounds.slo_seconds * 1e3:g}",
@@ -35,7 +36,7 @@ def relaxations(choices: Sequence[Scored], request: RecommendRequest, bounds: Bo
 def _room(good: Sequence[Scored], request: RecommendRequest) -> Iterator[Relaxation]:
     if not good:
         return
-    best = max(good, key=lambda c: c.requests)
+    best = max(good, key=lambda c: (c.requests, -c.held_bytes))
     if best.requests:
         yield Relaxation(
             option="--concurrency",
@@ -97,7 +98,7 @@ def _quality(fitting: Sequence[Scored], bounds: Bounds) -> Iterator[Relaxation]:
 
     best = min(known, key=kl)
     if kl(best) > bounds.max_kl:
-        needed = f"{kl(best):.4f}"
+        needed = f"{ceil(kl(best) * 1e4) / 1e4:g}"
         yield Relaxation(
             option="--max-kl",
             asked=f"{bounds.max_kl:g}",
@@ -105,7 +106,7 @@ def _quality(fitting: Sequence[Scored], bounds: Bounds) -> Iterator[Relaxation]:
             text=f"--max-kl {needed} (asked: {bounds.max_kl:g}): {name(best)}{place(best)} fits",
         )
     elif best.quality and best.quality.top1 < bounds.min_top1:
-        needed = f"{best.quality.top1:.3f}"
+        needed = f"{floor(best.quality.top1 * 1e3) / 1e3:g}"
         yield Relaxation(
             option="--min-top1",
             asked=f"{bounds.min_top1:g}",
