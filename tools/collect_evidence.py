@@ -14,8 +14,8 @@ from typing import Any
 REPO = Path(__file__).resolve().parents[1]
 REPORT = Path("docs/results/quality_smollm2.json")
 STUDY = {
-    # Mean KL with only K, only V stored; 2,048 tokens, 2026-11-30. Of turboquant_* the K side is the study's 4 and 3 bit
-    # codebooks, the V side its plain 4 bit and its 3-bit codebook.
+    # Mean KL with only K, only V stored; 2,048 tokens, 2026-11-30. Of turboquant_* the K side is the study's 4 and 3
+    # bit codebooks, the V side its plain 4 bit and its 3-bit codebook.
     "k": {"q5_1": 0.0111, "q4_0": 0.0977, "turboquant_k8v4": 0.0117, "turboquant_4bit_nc": 0.0575,
           "turboquant_k3v4_nc": 0.2277, "turboquant_3bit_nc": 0.2277},
     "v": {"q5_1": 0.00099, "q4_0": 0.00651, "turboquant_k8v4": 0.00727, "turboquant_4bit_nc": 0.00727,
@@ -43,9 +43,9 @@ def predicted(known: dict[str, dict[str, float]]) -> dict[str, Any]:
     import torch
 
     from kvplan.captured import SHIPPED, read_capture
+    from kvplan.formats.grammar import parse_any
     from kvplan.quality.law import KL_OF_K, KL_OF_V
     from kvplan.quality.tensors import TensorErrors
-    from kvplan.formats.grammar import parse_any
     from kvplan.recommend.space import K_FORMATS, LOW_K, LOW_V, V_FORMATS
 
     file = read_capture(SHIPPED)

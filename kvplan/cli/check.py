@@ -40,7 +40,9 @@ def command(plan: Path, evidence: tuple[Path, ...], as_json: bool) -> int:
     good = all(c.passed for c in done)
     if as_json:
         rows = [{"name": c.name, "passed": c.passed, "detail": c.detail} for c in done]
-        click.echo(json.dumps({"schema": "kvplan.check/1", "plan": str(plan), "passed": good, "checks": rows}, indent=2))
+        click.echo(
+            json.dumps({"schema": "kvplan.check/1", "plan": str(plan), "passed": good, "checks": rows}, indent=2)
+        )
     else:
         for c in done:
             click.echo(f"{'ok  ' if c.passed else 'FAIL'} {c.name}: {c.detail}")

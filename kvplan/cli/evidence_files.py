@@ -74,7 +74,9 @@ def measured_times(path: Path) -> Measured:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise InputError(f"{path} is no validation: {where}: {first['msg']}", "give a report of kvplan validate") from None
+        raise InputError(
+            f"{path} is no validation: {where}: {first['msg']}", "give a report of kvplan validate"
+        ) from None
     return times_of(report, path.name)
 
 
@@ -111,7 +113,8 @@ def _measured(path: Path, data: dict[str, Any], model: str) -> Body:
     except ValidationError as error:
         raise _broken(path, error) from None
     _same_model(path, report.request.model, model)
-    parts, pairs = {}, {}
+    parts: dict[tuple[str, str], float] = {}
+    pairs: dict[tuple[str, str], tuple[float, float | None]] = {}
     for f in report.formats:
         for role, spelling, part in (("k", f.k, f.k_only), ("v", f.v, f.v_only)):
             if part is not None:
@@ -133,11 +136,11 @@ def _predicted(path: Path, data: dict[str, Any], model: str) -> Body:
         raise InputError(
             f"{path} predicts from tensors of another model", "capture this model's own: kvplan capture, then --tensors"
         )
-    parts = {}
+    parts: dict[tuple[str, str], float] = {}
     for f in report.formats:
-        for role, spelling, error, factor in (("k", f.k, f.error_k, KL_OF_K), ("v", f.v, f.error_v, KL_OF_V)):
-            if error is not None:
-                parts[role, spelling] = factor * error**2
+        for role, spelling, off, factor in (("k", f.k, f.error_k, KL_OF_K), ("v", f.v, f.error_v, KL_OF_V)):
+            if off is not None:
+                parts[role, spelling] = factor * off**2
     return Body(PREDICTED, f"{path.name}: {report.tensors}", parts)
 
 

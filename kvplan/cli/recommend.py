@@ -17,13 +17,15 @@ from kvplan.units import check_count, parse_count
 @model_argument
 @click.option("--gpu", metavar="G", required=True, shell_complete=complete.gpus,
               help="Id of a shipped device, path of a device file, or auto; several as G,G,G are ranked.")  # fmt: skip
-@click.option("--gpus", metavar="N", default="1", show_default=True, help="GPUs of the deployment, each layout compared.")
+@click.option(
+    "--gpus", metavar="N", default="1", show_default=True, help="GPUs of the deployment, each layout compared."
+)
 @click.option("--context", metavar="N", help="Tokens of every request; without it the model's maximum.")
 @click.option("--concurrency", metavar="N", default="1", show_default=True, help="Requests held at once.")
 @click.option("--tp", metavar="N", help="Tensor-parallel ranks; without it every legal number.")
 @plan_options("util", "weights_dtype", *ENGINE_OPTIONS)
 @click.option("--quality", type=click.Choice(["strict", "balanced", "capacity"]),
-              help="strict: nothing noticeable; balanced (default): what fp8 costs; capacity: most within 4 bits.")  # fmt: skip
+              help="strict: no noticeable loss; balanced (default): as fp8; capacity: most in 4 bits.")  # fmt: skip
 @click.option("--max-kl", metavar="X", type=float, help="Largest mean KL, instead of a level.")
 @click.option("--min-top1", metavar="X", type=float, help="Least share of equal top tokens, instead of a level.")
 @click.option("--slo-itl", metavar="MS", type=float, help="Longest time between two tokens, in milliseconds.")
@@ -33,7 +35,9 @@ from kvplan.units import check_count, parse_count
               help="File of kvplan capture of this model: predict the loss of every format from it.")  # fmt: skip
 @click.option("--validation", type=click.Path(path_type=Path),
               help="Report of kvplan validate: its measured times replace predicted ones.")  # fmt: skip
-@click.option("--price", metavar="G=X", multiple=True, help="Price per hour of a GPU, your own; ranks a fleet by price.")
+@click.option(
+    "--price", metavar="G=X", multiple=True, help="Price per hour of a GPU, your own; ranks a fleet by price."
+)
 @click.option("--verify", is_flag=True, help="Validate the recommended and the runner-up on this machine's GPU.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write the chosen configuration here, as YAML.")
 @json_option
@@ -56,8 +60,9 @@ def command(
 ) -> int:
     """Which cache MODEL should use on a GPU: formats of K and V, layers apart, layout; with reasons and numbers.
 
-    Exit code 6: with --verify, the verdict was not confirmed. Capacity, attention latency and end-to-end throughput are three results, never mixed; each figure of quality says
+    Capacity, attention latency and end-to-end throughput are three results, never mixed; each figure of quality says
     what kind of evidence it is. With --engine only formats that the engine has are considered, sized by its own rules.
+    Exit code 6: with --verify, this machine did not confirm the verdict.
 
     \b
     Examples:

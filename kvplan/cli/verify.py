@@ -68,7 +68,8 @@ def measure(request: Any, spec: Any, source: str) -> Any:
 
     report = None
     with Bar(len(request.formats)) as bar:
-        for report in start(request, spec, source, shlex.join(["kvplan", *sys.argv[1:]]), bar.say):
+        for found in start(request, spec, source, shlex.join(["kvplan", *sys.argv[1:]]), bar.say):
+            report = found
             bar.advance()
     return report
 
@@ -199,9 +200,15 @@ def _verdict(rows: tuple[Row, ...], result: Recommendation) -> tuple[str, str]:
         predicted = result.recommended.candidate.attention.seconds or 0.0
         step = floor - predicted + layers * first.measured_seconds
         if predicted and step > slo / 1e3:
-            return "changed", f"measured attention makes a step at least {step * 1e3:.2f} ms, above the bound {slo:g} ms"
+            return (
+                "changed",
+                f"measured attention makes a step at least {step * 1e3:.2f} ms, above the bound {slo:g} ms",
+            )
     if first.off is not None and abs(first.off) > CLOSE:
-        return "not decided", f"the predicted time is {first.off:+.0%} off, more than {CLOSE:.0%}: trust the measured one"
+        return (
+            "not decided",
+            f"the predicted time is {first.off:+.0%} off, more than {CLOSE:.0%}: trust the measured one",
+        )
     timed = "its kernel is green" + ("" if first.measured_seconds is None else " and as fast as predicted")
     return "confirmed", f"{first.format}: {timed}; it was chosen by loss and room, which this machine does not change"
 
@@ -215,5 +222,7 @@ def _same_order(rows: tuple[Row, ...]) -> bool | None:
     known = [r for r in rows if r.predicted_seconds is not None and r.measured_seconds is not None]
     if len(known) < 2:
         return None
-    by = [sorted(known, key=lambda r: (getattr(r, name), r.format)) for name in ("predicted_seconds", "measured_seconds")]
+    by = [
+        sorted(known, key=lambda r: (getattr(r, name), r.format)) for name in ("predicted_seconds", "measured_seconds")
+    ]
     return by[0] == by[1]

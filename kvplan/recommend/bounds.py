@@ -95,7 +95,9 @@ def bounds_of(request: RecommendRequest) -> Bounds:
     if request.min_top1 is not None and not 0 <= request.min_top1 <= 1:
         raise UsageError(f"min top-1 {request.min_top1:g} is no share", "give a number from 0 to 1, such as 0.95")
     if request.slo_itl_ms is not None and request.slo_itl_ms <= 0:
-        raise UsageError(f"an inter-token latency of {request.slo_itl_ms:g} ms", "give milliseconds above 0, such as 30")
+        raise UsageError(
+            f"an inter-token latency of {request.slo_itl_ms:g} ms", "give milliseconds above 0, such as 30"
+        )
     slo = None if request.slo_itl_ms is None else request.slo_itl_ms / 1e3
     late = "" if slo is None else f", a step within {request.slo_itl_ms:g} ms"
     if own:

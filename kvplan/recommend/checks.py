@@ -35,7 +35,9 @@ def check(config: Config, bodies: Sequence[Body] = ()) -> list[Check]:
     request = config.request
     for name in ("gpu", "context"):
         if getattr(request, name) is None:
-            raise InputError(f"the configuration names no {name}, so nothing can be checked to fit", f"add {name}: to it")
+            raise InputError(
+                f"the configuration names no {name}, so nothing can be checked to fit", f"add {name}: to it"
+            )
     spec, device = load_model(request.model), load_device(request.gpu or "")
     evidence = Evidence(spec, bodies)
     bounds = config.bounds or ANY

@@ -1,5 +1,5 @@
-"""The YAML of a cache configuration: written by `kvplan recommend`, taken as MODEL by other commands, held to its bounds
-by `kvplan check`.
+"""The YAML of a cache configuration: written by `kvplan recommend`, taken as MODEL by other commands, held to its
+bounds by `kvplan check`.
 
     kvplan_plan: 1
     model: llama-3.1-8b

@@ -84,10 +84,9 @@ def _gain(c: Scored, native: Scored) -> Iterator[str]:
     held = after.allocated_bytes
     if after.state_bytes > held / 20:
         why.append(f"{after.state_bytes / held:.0%} of it is state that no KV format changes")
-    if after.residual_bytes + after.reserved_bytes > held / 20 and after.residual_bytes:
-        why.append(
-            f"{(after.residual_bytes + after.reserved_bytes) / held:.0%} of it is the unquantised residual of each request"
-        )
+    residual = after.residual_bytes + after.reserved_bytes
+    if residual > held / 20 and after.residual_bytes:
+        why.append(f"{residual / held:.0%} of it is the unquantised residual of each request")
     elif after.reserved_bytes > held / 20:
         why.append(f"{after.reserved_bytes / held:.0%} of it is reserved by the engine's windows, copies and slots")
     if after.padding_bytes > held / 20:
@@ -104,8 +103,8 @@ def _latency(c: Scored, native: Scored) -> Iterator[str]:
     faster, smaller = native.seconds / c.seconds, native.held_bytes / c.held_bytes
     if smaller > 1.1 and faster < 0.8 * smaller:
         yield (
-            f"{_name(c)}: {smaller:.2f}x fewer bytes, decode attention only {faster:.2f}x as fast as predicted: the fixed "
-            "time of a launch and the work of unpacking do not shrink with the bytes"
+            f"{_name(c)}: {smaller:.2f}x fewer bytes, decode attention only {faster:.2f}x as fast as predicted: the "
+            "fixed time of a launch and the work of unpacking do not shrink with the bytes"
         )
 
 
@@ -126,8 +125,8 @@ def _keys(c: Scored) -> Iterator[str]:
     spec = c.resolved.spec
     if k_sensitive(spec):
         yield (
-            f"{spec.id} has a bias on its keys, of a family in which fp8 and low-bit K broke the model: keep K in 16 bit "
-            "or in int8 with groups of 32 channels (q8_0) and put the savings on V, or measure (kvplan quality)"
+            f"{spec.id} has a bias on its keys, of a family in which fp8 and low-bit K broke the model: keep K in 16 "
+            "bit or in int8 with groups of 32 channels (q8_0) and put the savings on V, or measure (kvplan quality)"
         )
     elif has_k_bias(spec):
         yield f"{spec.id} has a bias on its keys, and no evidence here is of such a model: measure K (kvplan quality)"
@@ -158,7 +157,7 @@ def _hardware(c: Scored) -> Iterator[str]:
     if floats and device.hardware_formats and not floats <= set(device.hardware_formats):
         yield f"{device.name} has no hardware conversion for {', '.join(sorted(floats))}: bytes shrink, speed need not"
     if any(not isinstance(f, Named) and f.is_static for f in found):
-        yield "static scales must be calibrated (kvplan calibrate); an engine without them takes 1.0, and values beyond clip"
+        yield "static scales must be calibrated (kvplan calibrate); an engine without takes 1.0; values beyond clip"
 
 
 def _name(c: Scored) -> str:

@@ -49,7 +49,9 @@ def engine_offers(
         if not f.launchable:
             refused[f.option] = f"the command of {engine.title} cannot choose it: another tool builds it ({f.needs})"
         elif capability and f.capabilities and not any(low <= capability <= high for low, high in f.capabilities):
-            refused[f.option] = f"no kernel on {device.name} (compute capability {device.compute_capability}): {f.needs}"
+            refused[f.option] = (
+                f"no kernel on {device.name} (compute capability {device.compute_capability}): {f.needs}"
+            )
         else:
             usable.append(f)
     usable = usable if present else usable[:1]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from math import sqrt
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from kvplan.formats.grammar import PLAIN, Named, parse_any, parse_format
 from kvplan.formats.named import SPELLINGS
@@ -24,9 +24,11 @@ from kvplan.specs.model import ModelSpec
 Kind = Literal[
     "measured on this model", "predicted from this model's tensors", "from another model", "format theory only"
 ]
-MEASURED, PREDICTED, OTHER, THEORY = KINDS = (
-    "measured on this model", "predicted from this model's tensors", "from another model", "format theory only",
-)  # fmt: skip
+MEASURED: Literal["measured on this model"] = "measured on this model"
+PREDICTED: Literal["predicted from this model's tensors"] = "predicted from this model's tensors"
+OTHER: Literal["from another model"] = "from another model"
+THEORY: Literal["format theory only"] = "format theory only"
+KINDS: tuple[Kind, ...] = (MEASURED, PREDICTED, OTHER, THEORY)
 """Best first; the words of `kvplan quality`."""
 FACTORS: dict[str, float] = {MEASURED: 1.1, PREDICTED: 2.0, OTHER: 3.3, THEORY: 10.0}
 """How far KL may lie from the figure, either way. Measured: two codecs or machines agree within 10%. Predicted: see
@@ -119,7 +121,8 @@ class Evidence:
             return LOSSLESS
         found = [self._part(role, f) for role, f in asked]
         whole = self._whole(k, v)
-        kl, kinds, sources = 0.0, [], []
+        kl, sources = 0.0, list[str]()
+        kinds: list[Kind] = []
         if whole and any(part is None or KINDS.index(part[1]) > KINDS.index(whole[2]) for part in found):
             kl, kinds, sources = whole[0], [whole[2]], [whole[3]]
         elif any(part is None for part in found):
@@ -254,6 +257,6 @@ def shipped_predictions() -> Body:
 
 
 @cache
-def _stored() -> dict[str, dict[str, dict[str, float]]]:
-    found: dict[str, dict[str, dict[str, float]]] = json.loads(STORED.read_text(encoding="utf-8"))
+def _stored() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(STORED.read_text(encoding="utf-8"))
     return found

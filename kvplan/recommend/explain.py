@@ -93,7 +93,7 @@ def changes(chosen: Chosen, choices: Sequence[Scored], request: RecommendRequest
                 f"which holds {most.requests:,}"
             )
         else:
-            yield f"more than {best.requests:,} requests of {request.context:,} tokens: no other format helps; more GPUs"
+            yield f"more than {best.requests:,} requests of {request.context:,} tokens: only more GPUs, no other format"
     doubt = bounds.doubts(best.quality, latent=best.formats[2] is not None)
     if doubt:
         yield doubt

@@ -22,9 +22,7 @@ def rank(found: Sequence[Recommendation], prices: Mapping[str, float]) -> Fleet:
     notes = [NO_PRICE]
     if prices and not priced:
         notes.append("Not every GPU has a price, so the order goes by requests per GPU.")
-    return Fleet(
-        rows=tuple(rows), ranked_by="requests per price" if priced else "requests per GPU", notes=tuple(notes)
-    )
+    return Fleet(rows=tuple(rows), ranked_by="requests per price" if priced else "requests per GPU", notes=tuple(notes))
 
 
 def _merit(row: FleetRow, priced: bool) -> float:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from kvplan.specs.device import DeviceSpec
 
 MOST_SEQUENCES = 64
-"""Up to so many sequences a step's matrix products read the weights once and wait for memory; beyond, arithmetic counts."""
+"""Up to so many sequences a step's matrix products read the weights once and wait for memory; beyond, arithmetic
+counts."""
 SLOWEST_READ = 0.5
 ENGINE = "not predicted: kvplan's time model is of its own kernels, not of an engine's"
 UNTIMED = "not predicted: no kernel of this format has been timed"

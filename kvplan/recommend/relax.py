@@ -29,7 +29,7 @@ def relaxations(choices: Sequence[Scored], request: RecommendRequest, bounds: Bo
             option="--slo-itl",
             asked=f"{bounds.slo_seconds * 1e3:g}",
             needed=needed,
-            text=f"--slo-itl {needed} or more: {name(best)}{place(best)} cannot step faster, weights and cache read once",
+            text=f"--slo-itl {needed} or more: {name(best)}{place(best)} reads weights and cache in that",
         )
 
 
@@ -42,7 +42,7 @@ def _room(good: Sequence[Scored], request: RecommendRequest) -> Iterator[Relaxat
             option="--concurrency",
             asked=str(request.concurrency),
             needed=str(best.requests),
-            text=f"--concurrency {best.requests} (asked: {request.concurrency:,}): what {name(best)}{place(best)} holds",
+            text=f"--concurrency {best.requests} (asked: {request.concurrency:,}), with {name(best)}{place(best)}",
         )
     verdict = compose(best.resolved).verdict
     shorter = next((c.value for c in verdict.nearest_change if c.option == "--context"), 0) if verdict else 0

@@ -153,4 +153,3 @@ def pareto(choices: Iterable[Scored]) -> list[Scored]:
         if not any(all(a <= b for a, b in zip(p, point, strict=True)) for p, _ in front):
             front.append((point, c))
     return [c for _, c in front]
-

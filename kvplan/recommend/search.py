@@ -215,4 +215,3 @@ def _name(c: Scored) -> str:
     chosen = c.resolved.engine
     parts = chosen.formats.values() if chosen else [f for f in c.formats if f]
     return " / ".join(dict.fromkeys(parts)) if chosen else " / ".join(parts) or "states"
-

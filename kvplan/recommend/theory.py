@@ -49,4 +49,4 @@ def relative_error(spelling: str) -> float | None:
     span = _RANGES.get(size, _RANGES[128])
     # A symmetric grid spans twice the largest magnitude, some 1.1 times the range, in one step less.
     width, steps = (span, 2**bits - 1) if f.asym else (1.1 * span, 2**bits - 2)
-    return width / steps / sqrt(12) * coarse
+    return float(width / steps / sqrt(12) * coarse)

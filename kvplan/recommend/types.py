@@ -138,11 +138,9 @@ class Candidate(_Data):
     """Bounds of the request that it breaks; empty: it may be recommended."""
     pareto: bool
     """No other choice holds as many tokens, reads as fast and is as good, and is better in one of them."""
-    remarks: tuple[str, ...] = ()
-    """What speaks for and against it."""
 
     @property
-    def k_v(self) -> tuple[str | None, ...]:
+    def k_v(self) -> tuple[object, ...]:
         return self.k, self.v, self.latent, self.layers
 
 

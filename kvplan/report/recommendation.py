@@ -19,7 +19,9 @@ def print_recommendation(result: Recommendation, console: QuietConsole | None = 
     engine = f", {r.engine} {r.engine_version}" if r.engine else ""
     gpus = f"{r.gpus} x " if r.gpus > 1 else ""
     wanted = f"{r.concurrency:,} requests x {r.context:,} tokens, {result.bounds}"
-    console.print(Text(f"{result.model.id} on {gpus}{result.device.name}{engine}: {wanted}", style="bold"), soft_wrap=True)
+    console.print(
+        Text(f"{result.model.id} on {gpus}{result.device.name}{engine}: {wanted}", style="bold"), soft_wrap=True
+    )
     if result.recommended is None:
         console.print(Text("recommended: nothing keeps every bound", style="bold"))
     else:
@@ -103,7 +105,8 @@ def _choice(console: QuietConsole, word: str, choice: Choice) -> None:
 def _results(c: Candidate) -> Iterator[str]:
     """Capacity, attention latency, whole step: never mixed. Then quality and support."""
     room, time, step = c.capacity, c.attention, c.step
-    yield f"capacity: {room.requests:,} requests, {room.tokens:,} tokens; {room.gain:.2f}x the tokens per byte of 16 bit"
+    more = f"{room.gain:.2f}x the tokens per byte of 16 bit"
+    yield f"capacity: {room.requests:,} requests, {room.tokens:,} tokens; {more}"
     gain = f", {time.gain:.2f}x as fast as 16 bit" if time.gain else ""
     yield "attention latency: " + (
         time.basis if time.seconds is None else f"{time.seconds * 1e3:.2f} ms a step{gain} ({time.basis})"
@@ -174,4 +177,13 @@ def _cells(c: Candidate, layouts: bool) -> list[str]:
     s = c.layout
     place = [f"{s.tp} x {s.dp}" + (f" dcp {s.dcp}" if s.dcp > 1 else "")] if layouts else []
     known = "-" if c.quality is None else _FROM[c.quality.evidence] if c.quality.kl else "exact"
-    return ["*" if c.pareto else "", choice, *place, f"{c.capacity.requests:,}", time, kl, known, ", ".join(map(_short, c.obstacles))]
+    return [
+        "*" if c.pareto else "",
+        choice,
+        *place,
+        f"{c.capacity.requests:,}",
+        time,
+        kl,
+        known,
+        ", ".join(map(_short, c.obstacles)),
+    ]

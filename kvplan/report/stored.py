@@ -38,7 +38,10 @@ KINDS = {
         "recommend",
     ),
     "fleet": Kind(
-        "kvplan.fleet/1", ("kvplan.recommend.types", "Fleet"), ("kvplan.report.recommendation", "print_fleet"), "recommend"
+        "kvplan.fleet/1",
+        ("kvplan.recommend.types", "Fleet"),
+        ("kvplan.report.recommendation", "print_fleet"),
+        "recommend",
     ),
     "validation": Kind(
         "kvplan.validation/1",

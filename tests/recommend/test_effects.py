@@ -87,7 +87,10 @@ def test_published_speeds_are_quoted_for_engines() -> None:
 
 @pytest.mark.parametrize(
     ("model", "words"),
-    [("qwen2.5-7b", "keep K in 16 bit or in int8 with groups of 32"), ("gpt-oss-20b", "no evidence here is of such a model")],
+    [
+        ("qwen2.5-7b", "keep K in 16 bit or in int8 with groups of 32"),
+        ("gpt-oss-20b", "no evidence here is of such a model"),
+    ],
 )
 def test_key_bias(model: str, words: str) -> None:
     effect(ask(model, context=8192), words)

@@ -15,7 +15,17 @@ from kvplan.quality.report import QualityReport
 from kvplan.recommend import RecommendRequest, recommend
 from kvplan.recommend.bounds import NOISE, fewest_bits
 from kvplan.recommend.evidence import (
-    KINDS, MEASURED, OTHER, PREDICTED, STORED, THEORY, Body, Evidence, bare, k_precise, top1_of,
+    KINDS,
+    MEASURED,
+    OTHER,
+    PREDICTED,
+    STORED,
+    THEORY,
+    Body,
+    Evidence,
+    bare,
+    k_precise,
+    top1_of,
 )  # fmt: skip
 from kvplan.recommend.space import K_FORMATS, LOW_K, LOW_V, V_FORMATS
 from kvplan.recommend.theory import relative_error, theory_kl
@@ -44,7 +54,8 @@ def test_the_stored_file_is_what_the_tool_collects() -> None:
 def test_the_words_are_those_of_kvplan_quality() -> None:
     from typing import get_args
 
-    from kvplan.quality.law import FACTOR, Evidence as Words
+    from kvplan.quality.law import FACTOR
+    from kvplan.quality.law import Evidence as Words
     from kvplan.recommend.evidence import FACTORS
 
     assert get_args(Words) == KINDS and FACTORS[PREDICTED] == FACTOR
@@ -157,9 +168,8 @@ def test_layers_in_16_bit() -> None:
 
 
 def test_few_bits_need_a_report_of_the_model() -> None:
-    assert [fewest_bits(f) for f in ("bf16", "q8_0", "nvfp4", "kivi2".replace("kivi2", "int2"), "turboquant_k3v4_nc")] == [
-        16, 8, 4, 2, 3,
-    ]  # fmt: skip
+    bits = {"bf16": 16, "q8_0": 8, "nvfp4": 4, "int2": 2, "turboquant_k3v4_nc": 3, "iq4_nl": 4, "fp8_ds_mla": 8}
+    assert {f: fewest_bits(f) for f in bits} == bits and fewest_bits("int8", "int2:token", None) == 2
     request = RecommendRequest(model="llama-3.1-8b", gpu="h200", context=32768, concurrency=130, max_kl=1.0)
     without = recommend(request)
     pair = "int2:group/32,asym"
@@ -174,7 +184,12 @@ def test_files_of_kvplan_quality(tmp_path: Path, report: QualityReport) -> None:
     assert body.kind == MEASURED and body.part("k", "int8") == pytest.approx(0.00065, rel=0.05)
     with pytest.raises(InputError, match="not of llama"):
         from_report(REPORT, "llama-3.1-8b")
-    for text, words in (("{}", "schema is None"), ("[1]", "no report"), ("x", "no JSON"), ('{"schema": "kvplan.quality/1"}', ": ")):
+    for text, words in (
+        ("{}", "schema is None"),
+        ("[1]", "no report"),
+        ("x", "no JSON"),
+        ('{"schema": "kvplan.quality/1"}', ": "),
+    ):
         path = tmp_path / "x.json"
         path.write_text(text)
         with pytest.raises(InputError, match=words):
@@ -191,7 +206,9 @@ def test_a_capture_predicts_the_model_s_own_loss(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(space, "LOW_K", ())
     monkeypatch.setattr(space, "LOW_V", ())
     body = from_tensors(SHIPPED, "smollm2-135m")
-    assert body.kind == PREDICTED and sum(body.layers.values()) == pytest.approx(1) and set(body.layers) == {0, 10, 20, 29}
+    assert (
+        body.kind == PREDICTED and sum(body.layers.values()) == pytest.approx(1) and set(body.layers) == {0, 10, 20, 29}
+    )
     measured = from_report(REPORT, "smollm2-135m")
     for role, f in body.parts:
         known = measured.part(role, f)

@@ -56,9 +56,7 @@ def test_estimate_and_check_take_what_was_recommended(
     assert shown.count("ok  ") == 3 and "FAIL" not in shown
 
 
-def test_an_option_on_the_command_line_goes_before_the_file(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_an_option_on_the_command_line_goes_before_the_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     write(capsys, path, "llama-3.1-8b --gpu h200 --context 32k --concurrency 40")
     plan = json.loads(run(capsys, f"estimate {path} --context 4k --batch 3 --json"))
@@ -101,9 +99,7 @@ def test_validate_takes_it(capsys: pytest.CaptureFixture[str], tmp_path: Path, m
         ({"tp": 3}, "formats"),
     ],
 )
-def test_the_gate_is_red(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, change: dict[str, Any], red: str
-) -> None:
+def test_the_gate_is_red(capsys: pytest.CaptureFixture[str], tmp_path: Path, change: dict[str, Any], red: str) -> None:
     path = tmp_path / "plan.yaml"
     data = write(capsys, path, "llama-3.1-8b --gpu h200 --context 32k --concurrency 40")
     path.write_text(yaml.safe_dump(data | change))

@@ -1,4 +1,4 @@
-"""`kvplan recommend`: the choice follows its rule, three results stay apart, figures are the planner's, words have numbers."""
+"""`kvplan recommend`: the choice follows its rule, three results stay apart, and every figure is the planner's."""
 
 from __future__ import annotations
 

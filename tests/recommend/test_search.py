@@ -1,4 +1,4 @@
-"""The pruned search finds the Pareto set of the exhaustive one, on five kinds of model; the set is right by brute force."""
+"""The pruned search finds the Pareto set of the exhaustive one, on five kinds of model."""
 
 from __future__ import annotations
 
