@@ -46,7 +46,7 @@ def _aim(keep: Sequence[Scored], bounds: Bounds) -> Callable[[Scored], tuple[flo
         loss = c.quality.kl if c.quality else float("inf")
         if bounds.most_requests:
             return (c.requests < NEAR * most, loss, c.burden, -c.requests, c.seconds or 0.0)
-        return (step(loss), c.burden, -c.requests, loss, c.seconds or 0.0)
+        return (step(loss), c.burden, -c.requests, c.held_bytes, loss, c.seconds or 0.0)
 
     return key
 

@@ -75,7 +75,11 @@ def why_not(c: Scored, best: Scored | None, bounds: Bounds) -> str:
         heavier = [word for word in c.burdens if word not in best.burdens]
         if len(c.burdens) > len(best.burdens):
             return f"{fit}{faster}; as good (KL {loss:.5f} against {mine:.5f}), lost because of {', '.join(heavier)}"
-    if c.requests < best.requests and (bounds.most_requests or step(loss) == step(mine)):
+    if (
+        c.held_bytes > best.held_bytes
+        and c.requests <= best.requests
+        and (bounds.most_requests or step(loss) == step(mine))
+    ):
         return f"{fit}{faster}; lost by room (KL {loss:.5f} against {mine:.5f})"
     return f"{fit}{faster}; lost by {loss - mine:+.5f} KL"
 

@@ -161,3 +161,30 @@ def test_prices_are_the_user_s(capsys: pytest.CaptureFixture[str]) -> None:
     assert both["ranked_by"] == "requests per price" and first["gpu"] == "h100-80gb"
     assert first["requests_per_price"] == pytest.approx(first["requests_per_gpu"] / 1.5)
     assert first["requests_per_price"] > second["requests_per_price"]
+
+
+@pytest.mark.parametrize(
+    ("driver", "memory", "device"),
+    [
+        ("NVIDIA H200", "143771 MiB", "h200"),
+        ("NVIDIA L4", "23034 MiB", "l4"),
+        ("NVIDIA A100-SXM4-80GB", "81920 MiB", "a100-80gb"),
+        ("NVIDIA GeForce RTX 4090", "24564 MiB", "rtx-4090"),
+        ("NVIDIA H100 PCIe", "81559 MiB", None),
+        (None, "", None),
+    ],
+)
+def test_this_machine_s_gpu(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, driver: str | None, memory: str, device: str
+) -> None:
+    from kvplan.cli import examine
+
+    found = [{"name": driver, "driver": "1", "memory": memory}] if driver else []
+    monkeypatch.setattr(examine, "_gpus", lambda: found)
+    argv = ["recommend", "smollm2-135m", "--gpu", "auto", "--context", "1k", "--json"]
+    assert main(argv) == (ExitCode.OK if device else ExitCode.NO_DEVICE)
+    out, err = capsys.readouterr()
+    if device:
+        assert json.loads(out)["device"]["id"] == device
+    else:
+        assert "--gpu auto" in err and "hint: " in err

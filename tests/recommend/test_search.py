@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from kvplan.recommend import RecommendRequest, recommend, search
 from kvplan.recommend.bounds import bounds_of
-from kvplan.recommend.evidence import Evidence
+from kvplan.recommend.evidence import PREDICTED, Body, Evidence
 from kvplan.recommend.scored import Scored, Scorer, pareto
 from kvplan.recommend.search import Found, Search
 from kvplan.specs.load import load_device, load_model
 
+REPO = Path(__file__).resolve().parents[2]
 MODELS = {
     "llama-3.2-1b": "h200",  # dense, GQA
     "deepseek-v2-lite": "h200",  # MLA
@@ -59,6 +62,25 @@ def test_pruning_leaves_out_formats() -> None:
     used = {c.formats[0] for c in found("llama-3.2-1b", False).choices}
     # int8 with one static scale holds as much as fp8 and loses less; e5m2 loses more than both.
     assert "int8:head" in used and "fp8_e5m2" not in used and "mxfp4" not in used
+
+
+def test_layers_that_suffer_most_are_tried_in_16_bit() -> None:
+    own = Body(PREDICTED, "tensors", {}, layers={0: 0.1, 5: 0.5, 9: 0.3, 12: 0.1})
+    request = RecommendRequest(model="llama-3.2-1b", gpu="l4", context=8192, concurrency=30)
+    spec, device = load_model(request.model), load_device(request.gpu)
+    evidence = Evidence(spec, [own])
+    one = Search(request, spec, device, evidence, Scorer(evidence, device, bounds_of(request), None))
+    with_rule = [c for c in one.run().choices if c.resolved.request.layers == ("5,9:bf16",)]
+    assert with_rule and all(c.quality and "K's error by layer" in c.quality.source for c in with_rule)
+
+
+def test_the_stored_run_of_the_whole_space() -> None:
+    """benchmarks/recommend.py: at most 10 s for each model, and the same set."""
+    stored = json.loads((REPO / "docs" / "results" / "recommend_search.json").read_text(encoding="utf-8"))
+    assert stored["command"].startswith("python benchmarks/recommend.py") and len(stored["rows"]) == 5
+    for row in stored["rows"]:
+        assert row["same"] and row["exhaustive"]["seconds"] <= 10 and row["pruned"]["seconds"] <= 1
+        assert row["exhaustive"]["choices"] > row["pruned"]["choices"]
 
 
 def test_the_answer_is_the_same() -> None:
