@@ -46,7 +46,9 @@ def _aim(keep: Sequence[Scored], bounds: Bounds) -> Callable[[Scored], tuple[flo
         loss = c.quality.kl if c.quality else float("inf")
         if bounds.most_requests:
             return (c.requests < NEAR * most, loss, c.burden, -c.requests, c.seconds or 0.0)
-        return (step(loss), c.burden, -c.requests, c.held_bytes, loss, c.seconds or 0.0)
+        # Of losses that cannot be noticed the smaller one is no argument, so bytes come first.
+        last = (c.held_bytes, loss) if loss <= NOISE else (loss, c.held_bytes)
+        return (step(loss), c.burden, -c.requests, *last, c.seconds or 0.0)
 
     return key
 

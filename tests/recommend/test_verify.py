@@ -62,6 +62,13 @@ def predicted(tight: Recommendation) -> float:
     return tight.recommended.candidate.attention.seconds / 32
 
 
+def second(result: Recommendation) -> str:
+    """The runner-up, as validate is asked for it."""
+    assert result.runner_up
+    c = result.runner_up.candidate
+    return str(c.k) if c.k == c.v else f"{c.k} / {c.v}"
+
+
 def on_cuda(result: Recommendation, how: Any, monkeypatch: pytest.MonkeyPatch) -> Verified:
     """As on a machine with a GPU of the right size."""
     from kvplan.validate import device
@@ -73,17 +80,17 @@ def on_cuda(result: Recommendation, how: Any, monkeypatch: pytest.MonkeyPatch) -
 def test_both_are_run_as_they_were_asked_for(tight: Recommendation, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     found = on_cuda(tight, machine({"int8": predicted(tight)}, seen), monkeypatch)
-    assert seen[0].formats == ("bf16", "int8", "int8,asym")
+    assert seen[0].formats == ("bf16", "int8", second(tight))
     assert (seen[0].context, seen[0].batch, seen[0].device) == (32768, 40, "cuda")
-    assert found.verdict == "confirmed" and [r.format for r in found.rows] == ["int8", "int8,asym"]
+    assert found.verdict == "confirmed" and [r.format for r in found.rows] == ["int8", second(tight)]
     assert found.rows[0].off == pytest.approx(0, abs=1e-9) and found.rows[0].bytes_equal
 
 
 def test_a_red_check_changes_the_verdict(tight: Recommendation, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = on_cuda(tight, machine({"int8": None, "int8,asym": 6e-4}), monkeypatch)
-    assert found.verdict == "changed" and "take int8,asym" in found.reason
+    found = on_cuda(tight, machine({"int8": None, second(tight): 6e-4}), monkeypatch)
+    assert found.verdict == "changed" and f"take {second(tight)}" in found.reason
     assert "red codes bit-exact" in found.rows[0].note
-    both = on_cuda(tight, machine({"int8": None, "int8,asym": None}), monkeypatch)
+    both = on_cuda(tight, machine({"int8": None, second(tight): None}), monkeypatch)
     assert both.verdict == "not decided"
 
 
