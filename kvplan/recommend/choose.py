@@ -65,4 +65,4 @@ def _broken(choices: Sequence[Scored], best: Scored) -> list[Scored]:
 
 def _distance(c: Scored) -> tuple[float, ...]:
     """How far from keeping every bound: unknown quality last, then how many are broken, then room, then loss."""
-    return (c.quality is None, len(c.obstacles), -c.requests if not c.fits else 0, c.loss, c.burden)
+    return (c.quality is None, len(c.obstacles), -c.requests if not c.fits else 0, c.loss, c.burden, -c.pool_bytes)

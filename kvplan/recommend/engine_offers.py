@@ -8,9 +8,9 @@ from functools import cache
 from kvplan.engines import engine_names, load_engine
 from kvplan.engines.shared.select import available, choose_version
 from kvplan.engines.shared.types import NATIVE, EngineFormat
-from kvplan.errors import KvplanError
-from kvplan.formats.grammar import PLAIN, parse_any
+from kvplan.formats.grammar import PLAIN
 from kvplan.plan.engine import capability_of
+from kvplan.recommend.evidence import bare
 from kvplan.recommend.types import RecommendRequest
 from kvplan.specs.device import DeviceSpec
 
@@ -70,11 +70,12 @@ def _pair(k: str, v: str) -> str:
 
 
 def support(k: str | None, v: str | None, latent: str | None, native: str) -> str:
-    """Where formats run that were chosen without an engine."""
+    """Where formats run that were chosen without an engine: the same codes, whatever the engine's packing."""
     if {k, v, latent} <= {None, native}:
         return "every engine"
-    titles = [title for title, rows in _stored() if _holds(rows, k, v, latent, native)]
-    return f"ready: {', '.join(titles)}" if titles else RESEARCH
+    asked = [None if f is None else bare(f) for f in (k, v, latent)]
+    found = [f"{title} {options}" for title, rows in _stored() if (options := _options(rows, asked, native))]
+    return f"ready: {', '.join(found)}" if found else RESEARCH
 
 
 def engine_support(request_engine: str, options: dict[str, str], launch: bool) -> str:
@@ -86,38 +87,34 @@ def engine_support(request_engine: str, options: dict[str, str], launch: bool) -
     return f"{ready} of {engine.title}" + (f" ({needs})" if needs else "")
 
 
-Rows = tuple[bool, tuple[tuple[str, str, str], ...]]
+Rows = tuple[bool, tuple[tuple[str, tuple[str, str, str]], ...]]
 
 
 @cache
 def _stored() -> tuple[tuple[str, Rows], ...]:
-    """Every engine with the spellings (k, v, latent) of its formats in its newest version."""
+    """Every engine: whether K and V have an option each, and of its newest version option and (k, v, latent)."""
     found = []
     for name in engine_names():
         engine = load_engine(name)
         formats = [f for f in available(engine, engine.versions[0].name) if f.launchable]
-        found.append((engine.title, (engine.apart, tuple(map(_spelled, formats)))))
+        found.append((engine.title, (engine.apart, tuple((f.option, _spelled(f)) for f in formats))))
     return tuple(found)
 
 
 def _spelled(f: EngineFormat) -> tuple[str, str, str]:
-    made = []
-    for spelling in (f.k, f.v, f.latent):
-        try:
-            made.append(spelling if spelling == NATIVE else parse_any(spelling).spelling if spelling else "")
-        except KvplanError:
-            made.append(spelling)
-    return made[0], made[1], made[2]
+    k, v, latent = (s if s in ("", NATIVE) else bare(s) for s in (f.k, f.v, f.latent))
+    return k, v, latent
 
 
-def _holds(rows: Rows, k: str | None, v: str | None, latent: str | None, native: str) -> bool:
+def _options(rows: Rows, asked: list[str | None], native: str) -> str:
+    """The engine's option, or options, for these formats; empty if it has none."""
     apart, formats = rows
 
-    def one(asked: str | None, stored: str) -> bool:
-        return asked is None or stored == asked or (stored == NATIVE and asked == native)
+    def holds(i: int, stored: tuple[str, str, str]) -> bool:
+        return asked[i] is None or stored[i] == asked[i] or (stored[i] == NATIVE and asked[i] == native)
 
-    if apart:
-        # K and V have an option each, so they need not be of one format.
-        sides = ((k, 0), (v, 1), (latent, 2))
-        return all(asked is None or any(one(asked, f[i]) for f in formats) for asked, i in sides)
-    return any(one(k, f[0]) and one(v, f[1]) and one(latent, f[2]) for f in formats)
+    if not apart:
+        return next((option for option, stored in formats if all(holds(i, stored) for i in range(3))), "")
+    # K and V have an option each, so they need not be of one format.
+    each = [next((o for o, stored in formats if holds(i, stored)), "") for i in range(3) if asked[i] is not None]
+    return " / ".join(dict.fromkeys(each)) if all(each) else ""

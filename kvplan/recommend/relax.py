@@ -36,7 +36,8 @@ def relaxations(choices: Sequence[Scored], request: RecommendRequest, bounds: Bo
 def _room(good: Sequence[Scored], request: RecommendRequest) -> Iterator[Relaxation]:
     if not good:
         return
-    best = max(good, key=lambda c: (c.requests, -c.held_bytes))
+    best = max(good, key=lambda c: (c.requests, c.pool_bytes - c.held_bytes))
+    alike = [c for c in good if c.choice == best.choice]
     if best.requests:
         yield Relaxation(
             option="--concurrency",
@@ -53,14 +54,16 @@ def _room(good: Sequence[Scored], request: RecommendRequest) -> Iterator[Relaxat
             needed=str(shorter),
             text=f"--context {shorter} (asked: {request.context:,}), with {name(best)}{place(best)}",
         )
-    yield from _more_gpus(best, request)
-    yield from _weights(best)
+    yield from _more_gpus(alike, request)
+    yield from _weights(alike)
 
 
-def _more_gpus(best: Scored, request: RecommendRequest) -> Iterator[Relaxation]:
+def _more_gpus(alike: Sequence[Scored], request: RecommendRequest) -> Iterator[Relaxation]:
+    """Plain tensor parallelism of more GPUs."""
     assert request.context is not None
-    more = fewest_gpus(best.resolved, request.context, stages=False)
-    if more and more.gpus > request.gpus:
+    best = next((c for c in alike if c.resolved.sharding.dcp == 1 and not c.resolved.sharding.dp_attention), None)
+    more = fewest_gpus(best.resolved, request.context, stages=False) if best else None
+    if best and more and more.gpus > request.gpus:
         yield Relaxation(
             option="--gpus",
             asked=str(request.gpus),
@@ -69,23 +72,26 @@ def _more_gpus(best: Scored, request: RecommendRequest) -> Iterator[Relaxation]:
         )
 
 
-def _weights(best: Scored) -> Iterator[Relaxation]:
+def _weights(alike: Sequence[Scored]) -> Iterator[Relaxation]:
     """Smaller weights, where these fill the card."""
+    best = max(alike, key=lambda c: c.pool_bytes)
     resolved, device = best.resolved, best.resolved.device
     assert device is not None
     if best.pool_bytes >= device.memory_bytes / 10 or resolved.spec.params is None:
         return
-    now, layout = weights_term(resolved).nbytes, resolved.sharding
     for dtype in ("fp8", "int4"):
-        size = resolved.spec.params.total * WEIGHT_BITS[dtype] // 8 // (layout.tp * layout.pp)
-        if best.pool_bytes + now - size >= best.held_bytes:
-            yield Relaxation(
-                option="--weights-dtype",
-                asked=resolved.request.weights_dtype or "",
-                needed=dtype,
-                text=f"--weights-dtype {dtype}: weights of {format_bytes(size)} a GPU instead of {format_bytes(now)}",
-            )
-            return
+        for c in alike:
+            now, layout = weights_term(c.resolved).nbytes, c.resolved.sharding
+            size = resolved.spec.params.total * WEIGHT_BITS[dtype] // 8 // (layout.tp * layout.pp)
+            if size < now and c.pool_bytes + now - size >= c.held_bytes:
+                words = f"weights of {format_bytes(size)} a GPU instead of {format_bytes(now)}{place(c)}"
+                yield Relaxation(
+                    option="--weights-dtype",
+                    asked=resolved.request.weights_dtype or "",
+                    needed=dtype,
+                    text=f"--weights-dtype {dtype}: {words}",
+                )
+                return
 
 
 def _quality(fitting: Sequence[Scored], bounds: Bounds) -> Iterator[Relaxation]:

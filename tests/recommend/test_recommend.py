@@ -90,6 +90,14 @@ def test_figures_are_the_planner_s(tight: Recommendation) -> None:
         )  # fmt: skip
 
 
+def test_where_it_runs(tight: Recommendation) -> None:
+    known = {(c.k, c.v): c.support for c in tight.candidates if not c.layers}
+    assert "vLLM int8_per_token_head" in known["int8", "int8"] and "SGLang fp8_e4m3" in known["fp8_e4m3", "fp8_e4m3"]
+    assert "LMDeploy" in known["int8,asym", "int8,asym"] and known["bf16", "bf16"] == "every engine"
+    assert known["int8:channel/32", "int8:channel/32"].startswith("research kernels of kvplan only")
+    assert best(ask(engine="vllm", concurrency=40)).support.startswith("ready flag of vLLM (TRITON_ATTN")
+
+
 def test_bounds_decide() -> None:
     strict = best(ask(concurrency=40, quality="strict"))
     # int8 by token cost another model ten times as much, so strict takes groups of 32.
