@@ -11,16 +11,21 @@ import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kvplan.cli.evidence_files import formats_of
-from kvplan.errors import ExitCode, UnsupportedError
+from kvplan.errors import ExitCode, UnsupportedError, UsageError
+from kvplan.memory.groups import roles
 from kvplan.plan import PlanRequest, resolve
 from kvplan.recommend.timemodel import attention_seconds
 from kvplan.recommend.types import Candidate, Recommendation
 from kvplan.specs.load import load_device, load_model
+
+if TYPE_CHECKING:
+    from kvplan.specs.device import DeviceSpec
+    from kvplan.specs.model import ModelSpec
 
 CLOSE = 0.25
 """A prediction this near the measured time counts as met."""
@@ -96,15 +101,27 @@ def verify(result: Recommendation, as_json: bool, show: Callable[[], None], devi
 
 
 def verified(result: Recommendation, how: Measure, device: str = "cuda") -> Verified:
-    """Run both through `how` and compare."""
+    """Run both through `how` and compare.
+
+    Raises:
+        UnsupportedError: nothing is recommended, or kvplan has no kernel for what is.
+    """
     if result.recommended is None:
         raise UnsupportedError("nothing is recommended, so there is nothing to verify", "relax a bound first")
     spec = load_model(result.request.model)
     chosen = [c.candidate for c in (result.recommended, result.runner_up) if c]
     words = list(dict.fromkeys(_words(c) for c in chosen))
-    request = _request(spec, chosen, words, result, device)
+    without = ""
+    try:
+        request = _request(spec, chosen, words, result, device)
+    except (UnsupportedError, UsageError) as error:
+        if len(words) == 1:
+            raise
+        # The runner-up may have no kernel; the recommended one must.
+        without = error.message
+        request = _request(spec, chosen, words[:1], result, device)
     report = how(request, spec, result.request.model)
-    rows = tuple(_row(report, text, result) for text in words)
+    rows = tuple(_row(report, text, spec, load_device(result.request.gpu), without) for text in words)
     verdict, reason = _verdict(rows, result)
     return Verified(
         verdict=verdict,
@@ -162,24 +179,23 @@ def _request(spec: Any, chosen: list[Candidate], words: list[str], result: Recom
     return request if free is None else fit(request, spec, free, frozenset())
 
 
-def _row(report: Any, text: str, result: Recommendation) -> Row:
+def _row(report: Any, text: str, spec: ModelSpec, device: DeviceSpec, without: str) -> Row:
     names = {r.format: r for r in report.results}
     ran = names.get(text) or next((r for r in report.results if formats_of(r.format) == formats_of(text)), None)
     if ran is None:
-        return Row(text, False, None, None, None, ": was not run")
+        return Row(text, False, None, None, None, f": not run: {without or 'the device was lost'}")
     note = f": {ran.error}" if ran.error else ""
     red = [c.name for c in ran.checks if not c.passed]
     note += f": red {', '.join(red)}" if red else ""
     equal = None if ran.cache_bytes is None else ran.cache_bytes == ran.planned_bytes
     seconds = ran.times.fused_seconds if ran.times else None
-    return Row(text, ran.status == "ok", _predicted(report, text, result), seconds, equal, note)
+    return Row(text, ran.status == "ok", predicted_seconds(report, text, spec, device), seconds, equal, note)
 
 
-def _predicted(report: Any, text: str, result: Recommendation) -> float | None:
-    """The time model's answer for exactly what was run: one layer of that group, on the GPU of the recommendation."""
-    spec, device = load_model(result.request.model), load_device(result.request.gpu)
-    formats = formats_of(text)
-    fields = {"latent": formats[0]} if len(formats) == 1 else {"k": formats[0], "v": formats[1]}
+def predicted_seconds(report: Any, text: str, spec: ModelSpec, device: DeviceSpec) -> float | None:
+    """The time model's answer for exactly what a validation ran: one layer of its group in one format."""
+    latent = "k" not in roles(spec)
+    fields = {"latent": text} if latent else dict(zip("kv", formats_of(text), strict=True))
     r = report.request
     resolved = resolve(PlanRequest(model=spec.id, context=r.context, batch=r.batch, **fields), spec)  # type: ignore[arg-type]
     groups = tuple(g for g in resolved.groups if g.name == report.layer_group)

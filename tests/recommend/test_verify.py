@@ -7,7 +7,9 @@ interpreter.
 from __future__ import annotations
 
 import json
+import runpy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,8 @@ from kvplan.cli.verify import Verified, verified
 from kvplan.errors import ExitCode, UnsupportedError
 from kvplan.recommend import Recommendation, RecommendRequest, recommend
 from kvplan.validate.report import Check, DeviceInfo, FormatResult, Times, ValidationReport
+
+REPO = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +125,23 @@ def test_an_engine_s_formats_are_run_in_kvplan_s_spelling(monkeypatch: pytest.Mo
     result = recommend(RecommendRequest(model="llama-3.1-8b", gpu="h200", engine="vllm", context=32768, concurrency=40))
     on_cuda(result, machine({}, seen), monkeypatch)
     assert seen[0].formats[1] == "int8"
+
+
+def test_a_runner_up_without_a_kernel_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = recommend(RecommendRequest(model="qwen2.5-7b", gpu="l4", engine="llamacpp", context=32768, concurrency=7))
+    assert result.runner_up and "q5" in (result.runner_up.candidate.v or "")
+    found = on_cuda(result, machine({}), monkeypatch)
+    assert found.rows[0].format == "int8:group/32" and found.rows[0].passed
+    assert "not run: " in found.rows[1].note and not found.rows[1].passed
+
+
+def test_stored_reports_beside_the_time_model() -> None:
+    """tools/compare_times.py on what was measured on an H200."""
+    tool = runpy.run_path(str(REPO / "tools" / "compare_times.py"))
+    found = tool["compare"](REPO / "docs" / "results" / "validate_llama-3.1-8b_32k_x16_h200.json")
+    assert {r["format"] for r in found["rows"] if r["off"] is not None} >= {"bf16", "int8", "fp8_e4m3"}
+    assert found["wide"] == [] and found["swapped"] == []
+    assert all(r["measured"] > 1e-4 for r in found["rows"])
 
 
 def test_nothing_to_verify() -> None:
