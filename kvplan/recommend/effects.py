@@ -8,12 +8,14 @@ from kvplan.formats.grammar import PLAIN, Named, parse_any
 from kvplan.memory.figures import KvFigures
 from kvplan.plan import figures_at
 from kvplan.recommend.engine_facts import published
-from kvplan.recommend.evidence import has_k_bias, k_sensitive
+from kvplan.recommend.evidence import MEASURED, has_k_bias, k_sensitive
 from kvplan.recommend.scored import Scored
 from kvplan.units import format_bytes
 
 SHORT = 2048
 """Tokens up to which a residual of 128 rows is worth a word."""
+LONG = 8192
+"""Tokens from which on evidence of 2,048 flatters a residual."""
 MOST = 0.9
 """A gain below this share of what the rows alone would give is explained."""
 
@@ -35,6 +37,7 @@ def effects(shown: Scored, native: Scored | None, choices: list[Scored]) -> Iter
         residual = _most_residual(choices, shown)
         if residual is not None and residual is not quantised:
             yield from _gain(residual, native)
+    yield from _window(shown)
     yield from _hardware(shown)
     if shown.resolved.engine and quantised is not None:
         yield from published(quantised.resolved)
@@ -95,6 +98,17 @@ def _gain(c: Scored, native: Scored) -> Iterator[str]:
         why.append(f"layers {'; '.join(c.resolved.request.layers)} stay as they are")
     text = "; ".join(why) or "layers and index keys beside them keep their size"
     yield f"{_name(c)}: rows shrink {rows:.2f}x, the cache only {whole:.2f}x at this context: {text}"
+
+
+def _window(c: Scored) -> Iterator[str]:
+    """A residual flatters a short text, and the evidence is of one."""
+    context = c.resolved.request.context or 0
+    kept = any("recent=" in f for f in c.formats if f)
+    if kept and context >= LONG and c.quality and c.quality.evidence != MEASURED:
+        yield (
+            "the loss of a format with a residual is known from 2,048 tokens, of which the newest rows are a larger "
+            f"share than of {context:,}: it may be larger here"
+        )
 
 
 def _latency(c: Scored, native: Scored) -> Iterator[str]:

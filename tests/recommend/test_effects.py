@@ -68,6 +68,13 @@ def test_a_residual_eats_the_gain_of_a_short_context() -> None:
     assert not [t for t in ask(context=32768, concurrency=8).warnings if "residual" in t]
 
 
+def test_a_residual_was_measured_on_a_short_text() -> None:
+    result = ask(gpu="l4", context=131072)
+    assert result.recommended and "recent=128" in (result.recommended.candidate.v or "")
+    effect(result, "known from 2,048 tokens")
+    assert not [t for t in ask(concurrency=40).warnings if "2,048" in t]
+
+
 def test_states_do_not_shrink() -> None:
     text = effect(ask("nemotron-h-8b", "l4", context=8192, concurrency=28), "state that no KV format changes")
     assert "rows shrink 1.97x, the cache only 1.39x" in text and "60%" in text

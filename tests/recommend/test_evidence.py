@@ -196,6 +196,33 @@ def test_files_of_kvplan_quality(tmp_path: Path, report: QualityReport) -> None:
             from_report(path, "smollm2-135m")
 
 
+def test_a_prediction_is_evidence_only_of_its_own_model(tmp_path: Path) -> None:
+    from kvplan.quality.law import KL_OF_K, KL_OF_V, Prediction, PredictionReport
+
+    row = Prediction(
+        format="int8", k="int8", v="int8", kl=0.1, low=0.05, high=0.2, error_k=0.1, error_v=0.2, evidence=PREDICTED
+    )
+    report = PredictionReport(
+        command="",
+        model="Llama-3.1-8B-Instruct",
+        tensors="layer 0",
+        layers=(0,),
+        measured=None,
+        formats=(row,),
+        notes=(),
+    )
+    path = tmp_path / "prediction.json"
+    report.save(path)
+    body = from_report(path, "llama-3.1-8b")
+    assert body.kind == PREDICTED and body.part("k", "int8") == pytest.approx(KL_OF_K * 0.01)
+    assert body.part("v", "int8") == pytest.approx(KL_OF_V * 0.04)
+    with pytest.raises(InputError, match="not of qwen"):
+        from_report(path, "qwen2.5-7b")
+    report.model_copy(update={"formats": (row.model_copy(update={"evidence": OTHER}),)}).save(path)
+    with pytest.raises(InputError, match="tensors of another model"):
+        from_report(path, "llama-3.1-8b")
+
+
 def test_a_capture_predicts_the_model_s_own_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     from kvplan.captured import SHIPPED

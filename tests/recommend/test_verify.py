@@ -173,16 +173,16 @@ def test_the_command(
     assert data["verification"]["verdict"] == "changed" and data["recommendation"]["recommended"]
 
 
-@pytest.mark.slow
-def test_the_kernels_themselves_in_the_interpreter() -> None:
-    """The real measurement on a tiny shape: correctness, no times."""
-    result = recommend(RecommendRequest(model="smollm2-135m", gpu="l4", context=8192, concurrency=150))
-    assert result.recommended
+def test_the_real_measurement_is_validate_s_last_report(tight: Recommendation, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvplan.validate import launch
 
-    def small(request: Any, spec: Any, source: str) -> Any:
-        shape = {"context": 40, "batch": 1, "formats": request.formats[:2]}
-        return subject.measure(request.model_copy(update=shape), spec, source)
+    run = machine({"int8": predicted(tight)})
 
-    found = verified(result, small, device="cpu")
-    assert found.rows[0].passed and found.rows[0].bytes_equal and found.rows[0].measured_seconds is None
-    assert found.verdict == "confirmed" and found.same_order is None
+    def start(request: Any, spec: Any, source: str, command: str, *_: Any) -> Any:
+        assert source == "llama-3.1-8b" and command.startswith("kvplan ")
+        yield run(request.model_copy(update={"formats": request.formats[:1]}), spec, source)
+        yield run(request, spec, source)
+
+    monkeypatch.setattr(launch, "start", start)
+    found = on_cuda(tight, subject.measure, monkeypatch)
+    assert found.verdict == "confirmed" and all(r.passed for r in found.rows)
