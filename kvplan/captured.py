@@ -21,7 +21,11 @@ PICKLES = (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 @dataclass(frozen=True)
 class CapturedRows:
-    """One layer: q fp32 `(HQ, N, D)` at `positions`, k `(H, T, D)` and v `(H, T, Dv)`; `window` rows seen or all."""
+    """One layer: q fp32 `(HQ, N, D)` at `positions`, k `(H, T, D)` and v `(H, T, Dv)`; `window` rows seen or all.
+
+    Of MLA: k is the latent row `(1, T, R + rope)` and v its first R channels. `softcap` and `sinks` (a logit per query
+    head) as in `quality.attention.attend`.
+    """
 
     layer: int
     q: Tensor
@@ -30,6 +34,9 @@ class CapturedRows:
     scale: float
     window: int | None
     positions: tuple[int, ...]
+    latent: bool = False
+    softcap: float | None = None
+    sinks: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,11 @@ class CaptureFile:
     @property
     def tokens(self) -> int:
         return int(self.layers[0].k.shape[1])
+
+    @property
+    def is_latent(self) -> bool:
+        """Whether K and V are one row, an MLA latent."""
+        return self.layers[0].latent
 
     @property
     def source(self) -> str:
@@ -95,7 +107,10 @@ def _refuse_pickle(path: Path) -> None:
 
 def _layer(path: Path, opened: Any, entry: dict[str, Any], step: int) -> CapturedRows:
     number = int(entry["layer"])
-    q, k, v = (opened.get_tensor(f"layers.{number}.{role}").float() for role in ("q", "k", "v"))
+    rank, sinks = entry.get("latent_rank"), entry.get("sinks")
+    roles = ("q", "latent", "latent") if rank else ("q", "k", "v")
+    q, k, v = (opened.get_tensor(f"layers.{number}.{role}").float() for role in roles)
+    v = v[..., :rank] if rank else v
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     tokens, queries = k.shape[1] if k.dim() == 3 else 0, q.shape[1] if q.dim() == 3 else 0
     fits = (
@@ -112,4 +127,6 @@ def _layer(path: Path, opened: Any, entry: dict[str, Any], step: int) -> Capture
         if not x.isfinite().all():
             raise InputError(f"{path}: layers.{number}.{role} holds NaN or infinity", HINT)
     positions = tuple(tokens - 1 - step * i for i in reversed(range(queries)))
-    return CapturedRows(number, q, k, v, float(entry["scale"]), entry["sliding_window"], positions)
+    scale, window, softcap = float(entry["scale"]), entry["sliding_window"], entry.get("softcap")
+    heads = tuple(sinks) if sinks else None
+    return CapturedRows(number, q, k, v, scale, window, positions, bool(rank), softcap, heads)

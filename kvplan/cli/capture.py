@@ -24,8 +24,8 @@ from kvplan.units import format_bytes, parse_count
 @click.option("--first-token", metavar="N", type=click.IntRange(min=0),
               help="Tokens of the text to leave out; default 0, 20000 for the default text.")  # fmt: skip
 @click.option("--queries", metavar="N", default="64", show_default=True, help="Positions kept of Q, up to the last.")
-@click.option("--query-step", metavar="N", type=click.IntRange(min=1), default=1, show_default=True,
-              help="Distance of these positions: 16 spreads 64 over 1024.")  # fmt: skip
+@click.option("--query-step", metavar="N", type=click.IntRange(min=1),
+              help="Distance of these positions; default spreads them, with an odd distance.")  # fmt: skip
 @click.option("--dtype", type=click.Choice(["fp16", "bf16", "fp32"]), default="fp16", show_default=True,
               help="Stored dtype.")  # fmt: skip
 def command(
@@ -36,12 +36,12 @@ def command(
     tokens: str,
     first_token: int | None,
     queries: str,
-    query_step: int,
+    query_step: int | None,
     dtype: Literal["fp16", "bf16", "fp32"],
 ) -> None:
     """Post-RoPE Q and un-repeated K and V of MODEL, with a manifest; the text is not stored.
 
-    MODEL is a model folder, a .gguf file or smollm2-135m.
+    MODEL is a model folder, a .gguf file, a downloaded hub id or smollm2-135m. Of MLA, the latent rows.
 
     \b
     Examples:
@@ -56,17 +56,19 @@ def command(
     from kvplan.quality.capture import capture, parse_layers
     from kvplan.quality.prepare import Reading
 
-    with Bar(1) as bar:
-        bar.say("running the model")
+    chosen = parse_layers(layers)
+    with Bar(len(chosen) if chosen else None) as bar:
+        bar.say("loading the model")
         made = capture(
             model,
             out,
             Reading(text, parse_count(tokens, "tokens"), first_token),
-            layers=parse_layers(layers),
+            layers=chosen,
             queries=parse_count(queries, "queries"),
             query_step=query_step,
             dtype=dtype,
             command=shlex.join(["kvplan", *sys.argv[1:]]),
+            written=bar.advance,
         )
     kept = f"{len(made.layers)} layers x {made.text.tokens:,} tokens of {made.model}"
     click.echo(f"{out}: {kept}, {format_bytes(out.stat().st_size)}")

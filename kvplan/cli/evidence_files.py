@@ -47,6 +47,8 @@ def from_tensors(path: Path, model: str) -> Body:
 
     file = read_capture(path)
     _same_model(path, file.model, model)
+    if file.is_latent:
+        raise InputError(f"{path} holds latents, on which the law was not fitted", "compare the engine's answers")
     errors, parts = TensorErrors(file), {}
     with torch.inference_mode():
         for role, formats, factor in (("k", (*K_FORMATS, *LOW_K), KL_OF_K), ("v", (*V_FORMATS, *LOW_V), KL_OF_V)):
@@ -113,13 +115,20 @@ def _measured(path: Path, data: dict[str, Any], model: str) -> Body:
     except ValidationError as error:
         raise _broken(path, error) from None
     _same_model(path, report.request.model, model)
+    from kvplan.memory.groups import roles
+    from kvplan.specs.load import load_model
+
+    latent = "k" not in roles(load_model(model))
     parts: dict[tuple[str, str], float] = {}
     pairs: dict[tuple[str, str], tuple[float, float | None]] = {}
     for f in report.formats:
         for role, spelling, part in (("k", f.k, f.k_only), ("v", f.v, f.v_only)):
             if part is not None:
                 parts.setdefault((role, spelling), part.kl_mean)
-        pairs[f.k, f.v] = (f.kl_mean, f.top1)
+        if latent:
+            parts["latent", f.k] = f.kl_mean
+        else:
+            pairs[f.k, f.v] = (f.kl_mean, f.top1)
     text = report.request.text
     return Body(MEASURED, f"{path.name}: {text.tokens:,} tokens of {text.name}", parts, pairs)
 

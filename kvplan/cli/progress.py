@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
 
 class Bar:
-    """A progress bar on a terminal (stderr); silent when piped."""
+    """A progress bar on a terminal (stderr); silent when piped. `total` is None where it is not known before."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int | None) -> None:
         self._total = total
         self._progress: Progress | None = None
         self._task: TaskID | None = None

@@ -32,7 +32,7 @@ from kvplan.units import parse_count
               help="Tokens of the text to leave out; default 0, 20000 for the default text.")  # fmt: skip
 @click.option("--compute", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True,
               help="Dtype of the forward pass; bf16 hides the error of 8-bit formats.")  # fmt: skip
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True, help="Where to run.")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Where to run; default cuda if there is one.")
 @click.option("--tasks", type=click.Path(path_type=Path), metavar="FILE.jsonl",
               help="Your own prompts, a line each: prompt, expected, kind.")  # fmt: skip
 @click.option("--probes", metavar="N", default="0", show_default=True,
@@ -62,7 +62,7 @@ def command(
     tokens: str,
     first_token: int | None,
     compute: str,
-    device: str,
+    device: str | None,
     tasks: Path | None,
     probes: str,
     no_parts: bool,
@@ -74,7 +74,7 @@ def command(
     resume: bool,
     as_json: bool,
 ) -> None:
-    """What cache formats cost MODEL in quality: a model folder, a .gguf file or smollm2-135m.
+    """What cache formats cost MODEL in quality: a folder, a .gguf file, a downloaded hub id, or smollm2-135m.
 
     One teacher-forced pass per format with the quantised cache in every layer, against the untouched cache. Formats
     need a codec; latents (MLA) are refused.

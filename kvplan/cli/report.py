@@ -31,9 +31,10 @@ def command(file: str, form: str | None, out: Path | None) -> None:
     if form == "png" and out is None:
         raise UsageError("a picture is not written to standard output", "add --out FILE.png")
     from kvplan.report.document import document
-    from kvplan.report.stored import load_result
+    from kvplan.report.stored import load_result, page
 
-    made = document(*load_result(*read_result_file(file)))
+    found, result = load_result(*read_result_file(file))
+    made = document(found, result)
     try:
         if form == "png" and out is not None:
             from kvplan.report.png import write_png
@@ -43,7 +44,7 @@ def command(file: str, form: str | None, out: Path | None) -> None:
         from kvplan.report.html import to_html
         from kvplan.report.markdown import to_markdown
 
-        text = to_html(made) if form == "html" else to_markdown(made)
+        text = (page(found, result) or to_html(made)) if form == "html" else to_markdown(made)
         if out is None:
             click.echo(text, nl=False)
         else:

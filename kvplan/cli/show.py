@@ -16,8 +16,8 @@ from kvplan.errors import UsageError
 def command(file: str, explain: bool) -> None:
     """Draw FILE again as the command drew it that wrote it with --json; `-` reads standard input.
 
-    Plans, recommendations, validations, reconciliations, comparisons, layouts and solutions. A plan is recomputed
-    from its factors, and refused if one number differs.
+    Plans, recommendations, validations, reconciliations, comparisons, layouts, solutions, qualities and predictions. A
+    plan is recomputed from its factors, and refused if one number differs.
 
     \b
     Examples:

@@ -15,15 +15,18 @@ import torch
 from torch import Tensor
 
 from kvplan.errors import UnsupportedError
+from kvplan.quality.latent import absorbed, expanded, is_latent
+from kvplan.quality.manifest import CapturedLayer
 from kvplan.quality.stored import Rows, untouched
 
 NAME = "kvplan"
 QUERY_BLOCK = 256
 
 Visitor = Callable[[int, Tensor, Tensor, Tensor], tuple[Rows, Rows]]
-"""(layer, q, k, v) to the K and V that attention reads."""
+"""(layer, q, k, v) to the K and V that attention reads; of MLA, k is the latent row and v its first channels."""
 
 _visitor: Visitor | None = None
+_notes: dict[int, CapturedLayer] = {}
 
 
 def identity(layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Rows, Rows]:
@@ -41,14 +44,14 @@ def register() -> None:
 
 
 @contextmanager
-def visiting(visitor: Visitor) -> Iterator[None]:
-    """Within this context every layer's attention asks `visitor`."""
-    global _visitor
-    previous, _visitor = _visitor, visitor
+def visiting(visitor: Visitor) -> Iterator[dict[int, CapturedLayer]]:
+    """Within this context every layer's attention asks `visitor`; yields what each call says of its layer."""
+    global _visitor, _notes
+    previous, _visitor, _notes = (_visitor, _notes), visitor, {}
     try:
-        yield
+        yield _notes
     finally:
-        _visitor = previous
+        _visitor, _notes = previous
 
 
 def _attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **kw: Any) -> Any:
@@ -58,9 +61,23 @@ def _attention(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Ten
             f"{type(module).__name__} has {query.shape[-2]} queries on {key.shape[-2]} keys",
             "only causal self-attention over one text is measured",
         )
-    k, v = (_visitor or identity)(module.layer_idx, query, key, value)
+    layer, latent = module.layer_idx, is_latent(module)
     scale = kw.get("scaling") or 1 / math.sqrt(query.shape[-1])
-    out = attend(query, k, v, mask, scale, softcap=kw.get("softcap"), sinks=kw.get("s_aux"))
+    softcap, sinks = kw.get("softcap"), kw.get("s_aux")
+    _notes[layer] = CapturedLayer(
+        layer=layer,
+        scale=float(scale),
+        sliding_window=kw.get("sliding_window"),
+        latent_rank=module.kv_lora_rank if latent else None,
+        softcap=softcap,
+        sinks=None if sinks is None else tuple(sinks.tolist()),
+    )
+    if latent:
+        query, key, value = absorbed(module, query, key)
+    k, v = (_visitor or identity)(layer, query, key, value)
+    out = attend(query, k, v, mask, scale, softcap=softcap, sinks=sinks)
+    if latent:
+        out = expanded(module, out)
     return out.transpose(1, 2).contiguous(), None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kvplan.errors import UsageError
 from kvplan.quality import models
-from kvplan.quality.attention import identity, visiting
+from kvplan.quality.attention import Visitor, identity, visiting
 from kvplan.quality.manifest import KEY, CapturedLayer, Manifest
 from kvplan.quality.prepare import Reading, prepare
 from kvplan.quality.run import versions
@@ -30,21 +30,28 @@ def capture(
     *,
     layers: Sequence[int] | None,
     queries: int,
-    query_step: int = 1,
+    query_step: int | None = None,
     dtype: Dtype,
     command: str,
+    written: Callable[[], None] = lambda: None,
 ) -> Manifest:
     """Run `model` once over a text and write the chosen layers; all of them for None.
 
     Args:
         reading: the positions, all of which are kept of K and V.
-        queries: positions kept of Q, every `query_step`th up to the last.
+        queries: positions kept of Q, every `query_step`th up to the last; None spreads them.
+        written: called after each layer.
     """
     source, g = prepare(model, reading, "cpu", logits=False)
     chosen = sorted(set(range(g.layers) if layers is None else layers))
-    _check(chosen, g.layers, reading.tokens, queries, query_step)
+    step = query_step or spread(reading.tokens, queries)
+    _check(chosen, g.layers, reading.tokens, queries, step)
     ids, info = reading.ids(models.load_tokenizer(source))
     loaded = models.load_model(source, "fp32", "cpu")
+    shapes, found = _probe(loaded, torch.tensor([ids[:PROBE_TOKENS]]))
+    missing = [i for i in chosen if i not in found]
+    if missing:
+        raise UsageError(f"layers {missing} have no K and V attention", "leave them out")
     manifest = Manifest(
         command=command,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -54,13 +61,19 @@ def capture(
         compute="fp32",
         dtype=dtype,
         queries=queries,
-        query_step=query_step,
-        layers=_layers(loaded, chosen),
+        query_step=step,
+        layers=tuple(found[i] for i in chosen),
         versions=versions(),
         tensors_sha256=UNKNOWN_HASH,
     )
-    _write(loaded, torch.tensor([ids]), manifest, out)
+    _write(loaded, torch.tensor([ids]), manifest, shapes, out, written)
     return manifest
+
+
+def spread(tokens: int, queries: int) -> int:
+    """The largest odd step that fits: an even one meets a residual mostly when it is full."""
+    most = max(tokens // max(queries, 1), 1)
+    return most if most % 2 else most - 1
 
 
 def parse_layers(text: str | None) -> list[int] | None:
@@ -91,43 +104,48 @@ def _check(chosen: Sequence[int], layers: int, tokens: int, queries: int, step: 
         )
 
 
-def _layers(model: Any, chosen: Sequence[int]) -> tuple[CapturedLayer, ...]:
-    """Scale and window as the attention modules have them."""
-    found: dict[int, CapturedLayer] = {}
-    for m in model.modules():
-        if hasattr(m, "layer_idx") and hasattr(m, "scaling") and m.layer_idx in chosen:
-            window = getattr(m, "sliding_window", None)
-            found[m.layer_idx] = CapturedLayer(layer=m.layer_idx, scale=float(m.scaling), sliding_window=window)
-    missing = [i for i in chosen if i not in found]
-    if missing:
-        raise UsageError(f"layers {missing} have no K and V attention", "leave them out")
-    return tuple(found[i] for i in chosen)
+def _probe(model: Any, ids: Tensor) -> tuple[dict[str, tuple[int, int]], dict[int, CapturedLayer]]:
+    """One pass over two tokens: heads and channels of every tensor, and what each layer's attention is told."""
+    shapes: dict[str, tuple[int, int]] = {}
 
-
-def _write(model: Any, ids: Tensor, manifest: Manifest, out: Path) -> None:
-    """One pass over two tokens for the shapes, one over all of them for the data."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    wanted = {x.layer for x in manifest.layers}
-    tokens, queries, step = ids.shape[1], manifest.queries, manifest.query_step
-
-    def probe(layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Rows, Rows]:
-        if layer in wanted:
-            for role, x, rows in (("q", q, queries), ("k", k, tokens), ("v", v, tokens)):
-                shapes[f"layers.{layer}.{role}"] = (x.shape[1], rows, x.shape[3])
+    def look(layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Rows, Rows]:
+        for role, x in (("q", q), ("k", k), ("v", v), ("latent", k)):
+            shapes[f"layers.{layer}.{role}"] = x.shape[1], x.shape[3]
         return identity(layer, q, k, v)
 
-    _read(model, ids[:, :PROBE_TOKENS], probe)
-    with TensorStream(out, shapes, manifest.dtype, {KEY: manifest.model_dump_json(by_alias=True)}) as stream:
+    return shapes, _read(model, ids, look)
+
+
+def _write(
+    model: Any,
+    ids: Tensor,
+    manifest: Manifest,
+    shapes: dict[str, tuple[int, int]],
+    out: Path,
+    written: Callable[[], None],
+) -> None:
+    """One pass over all tokens; each layer is written as it comes."""
+    roles = {x.layer: ("q", "latent") if x.latent_rank else ("q", "k", "v") for x in manifest.layers}
+    tokens, queries, step = ids.shape[1], manifest.queries, manifest.query_step
+    declared: dict[str, tuple[int, ...]] = {}
+    for layer, of_layer in roles.items():
+        for role in of_layer:
+            heads, channels = shapes[f"layers.{layer}.{role}"]
+            declared[f"layers.{layer}.{role}"] = heads, queries if role == "q" else tokens, channels
+    with TensorStream(out, declared, manifest.dtype, {KEY: manifest.model_dump_json(by_alias=True)}) as stream:
 
         def keep(layer: int, q: Tensor, k: Tensor, v: Tensor) -> tuple[Rows, Rows]:
-            if layer in wanted:
-                for role, x in (("q", q[:, :, tokens - 1 - step * (queries - 1) :: step]), ("k", k), ("v", v)):
-                    stream.write(f"layers.{layer}.{role}", x[0])
+            rows = {"q": q[:, :, tokens - 1 - step * (queries - 1) :: step], "k": k, "v": v, "latent": k}
+            for role in roles.get(layer, ()):
+                stream.write(f"layers.{layer}.{role}", rows[role][0])
+            if layer in roles:
+                written()
             return identity(layer, q, k, v)
 
         _read(model, ids, keep)
 
 
-def _read(model: Any, ids: Tensor, visitor: Any) -> None:
-    with torch.inference_mode(), visiting(visitor):
+def _read(model: Any, ids: Tensor, visitor: Visitor) -> dict[int, CapturedLayer]:
+    with torch.inference_mode(), visiting(visitor) as notes:
         model(ids, use_cache=False, logits_to_keep=1)
+    return notes

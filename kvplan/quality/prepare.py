@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvplan.errors import UnsupportedError
 from kvplan.quality import models, texts
+from kvplan.quality.memory import check_memory, memory_needed, parameters
 from kvplan.quality.models import Geometry, Source
 from kvplan.quality.report import TextInfo
-from kvplan.quality.request import SMALLEST_TOKENS, memory_needed
+from kvplan.quality.request import SMALLEST_TOKENS
 
 
 @dataclass(frozen=True)
@@ -27,25 +29,33 @@ class Reading:
         return found, info.model_copy(update={"tokens": self.tokens})
 
 
-def prepare(model: str, reading: Reading, device: str, logits: bool) -> tuple[Source, Geometry]:
+def prepare(model: str, reading: Reading, device: str, logits: bool, probes: int = 0) -> tuple[Source, Geometry]:
     """Find a model and refuse what cannot run.
 
     Args:
-        logits: whether logits of all positions are kept.
+        probes: tokens of the longest needle.
+        logits: whether logits of all positions are kept, as a measurement of K and V does; else rows only.
     """
     source = models.find(model)
     if reading.text is not None:
         texts.read_text(reading.text)
     config = models.load_config(source)
+    text = config.get_text_config()
+    if logits and getattr(text, "kv_lora_rank", None):
+        raise UnsupportedError(
+            f"{source.name} ({text.model_type}) caches latents (MLA); kvplan measures K and V only",
+            "use a model with MHA, GQA or MQA, or store its latents with kvplan capture",
+        )
     g = models.geometry(config)
     models.check_tokens(reading.tokens, SMALLEST_TOKENS, source, g)
     need = memory_needed(
-        models.parameters(config),
+        parameters(config),
         g.vocab if logits else 1,
         g.layers,
         2 * 4 * g.kv_heads * g.head_dim,
         reading.tokens,
+        max(reading.tokens, probes),
         source.gguf is not None,
     )
-    models.check_memory(need, device)
+    check_memory(need, device)
     return source, g

@@ -10,20 +10,23 @@ import torch
 
 from kvplan.quality.attention import NAME, Visitor, identity, visiting
 from kvplan.quality.report import TaskScore
-from kvplan.quality.tasks import CONTINUED, Task, scores
+from kvplan.quality.tasks import CONTINUED, Task, matched, passes, scores
 
 
 def run_tasks(model: Any, tasks: Sequence[Task], visitor: Visitor) -> tuple[list[int], tuple[TaskScore, ...]]:
     """Leading right tokens of every task's answer, and a line per kind."""
-
-    def best(task: Task) -> list[int]:
-        ids = torch.tensor([[*task.prompt, *task.answer[:-1]]], device=model.device)
+    lengths: list[int] = []
+    for together in passes(tasks):
+        last = together[-1]
+        ids = torch.tensor([[*last.prompt, *last.answer[:-1]]], device=model.device)
+        # The token after the last of a prompt is the first of its answer.
+        first = len(together[0].prompt) - 1
         with torch.inference_mode(), visiting(visitor):
-            logits = model(ids, use_cache=False, logits_to_keep=len(task.answer)).logits[0]
-        found: list[int] = logits[-len(task.answer) :].argmax(-1).tolist()
-        return found
-
-    return scores(tasks, best)
+            best = model(ids, use_cache=False, logits_to_keep=ids.shape[1] - first).logits[0].argmax(-1).tolist()
+        for task in together:
+            start = len(task.prompt) - 1 - first
+            lengths.append(matched(best[start : start + len(task.answer)], task.answer))
+    return lengths, scores(tasks, lengths)
 
 
 def answered(model: Any, tasks: Sequence[Task]) -> tuple[tuple[Task, ...], tuple[TaskScore, ...]]:

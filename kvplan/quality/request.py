@@ -1,14 +1,14 @@
-"""From the command line's words to candidates that can run, and the memory that they take. No torch."""
+"""From the command line's words to candidates that can run. No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from kvplan.errors import UsageError
 from kvplan.formats.grammar import PLAIN, Named, Pair, parse_any, parse_kv
 from kvplan.formats.layout import number_bits
 from kvplan.formats.named import recipe_of
-from kvplan.quality.report import Candidate, QualityRequest
+from kvplan.quality.report import Candidate
 
 DEFAULT_FORMATS = ("int8:group/32", "int8", "fp8_e4m3", "int4:group/32,asym", "kivi4")
 DEFAULT_TOKENS = 1024
@@ -61,25 +61,25 @@ def has_parts(c: Candidate) -> bool:
     return c.k not in PLAIN and c.v not in PLAIN
 
 
-def unverified(request: QualityRequest) -> list[str]:
-    """What this report does not show of formats below 4 bits, which single steps flatter most."""
-    low = [c.format for c in request.candidates if any(_bits(s) < 4 for s in (c.k, c.v))]
-    return [] if request.probes or not low else [f"{', '.join(low)}: not verified: retrieval, math, this model"]
+NOT_VERIFIED = "not verified: retrieval, math, this model"
+
+
+def unverified(chosen: Sequence[Candidate], covered: Collection[tuple[str, str]] = ()) -> list[str]:
+    """What nothing shows of formats below 4 bits, which single steps flatter most.
+
+    Args:
+        covered: K and V of formats whose needles and sums a report has.
+    """
+    low = [c.format for c in chosen if below_four_bits(c) and (c.k, c.v) not in covered]
+    return [f"{', '.join(low)}: {NOT_VERIFIED}"] if low else []
+
+
+def below_four_bits(c: Candidate) -> bool:
+    """Whether K or V has fewer than 4 bits."""
+    return any(_bits(spelling) < 4 for spelling in (c.k, c.v))
 
 
 def _bits(spelling: str) -> int:
     parsed = parse_any(spelling)
     number = recipe_of(parsed.name).format.number if isinstance(parsed, Named) else parsed.number
     return number_bits(number)
-
-
-def memory_needed(parameters: int, vocab: int, layers: int, row_bytes: int, tokens: int, gguf: bool) -> int:
-    """Bytes at the peak on the CPU in fp32: weights (twice while GGUF is unpacked), two sets of logits, one layer.
-
-    Args:
-        row_bytes: fp32 bytes of K and V of one token in one layer.
-    """
-    weights = 4 * parameters * (2 if gguf else 1)
-    logits = 3 * 4 * tokens * vocab
-    attention = 4 * tokens * tokens * 4 + 8 * tokens * row_bytes
-    return weights + logits + attention + 64 * layers * 1024

@@ -35,8 +35,7 @@ def read_previous(path: Path | None) -> QualityReport | None:
 def usable(
     previous: QualityReport, request: QualityRequest, weights_sha256: str | None, versions: dict[str, str]
 ) -> tuple[FormatQuality, ...]:
-    """Formats of an earlier report that stand as they are; calibrated ones only if the calibration is the same,
-    and those without K and V alone only if these are not wanted.
+    """Formats of an earlier report that stand as they are; calibrated ones only if the calibration is the same.
 
     Raises:
         InputError: naming everything that differs.
@@ -49,8 +48,4 @@ def usable(
     if different:
         raise InputError(f"cannot resume: other {', '.join(different)}", f"repeat the first command, or {AGAIN}")
     same = previous.request.calibration == request.calibration
-    return tuple(
-        f
-        for f in previous.formats
-        if (same or not (is_calibrated(f.k) or is_calibrated(f.v))) and (f.k_only or not request.parts)
-    )
+    return tuple(f for f in previous.formats if same or not (is_calibrated(f.k) or is_calibrated(f.v)))

@@ -18,7 +18,7 @@ from kvplan.quality.attention import Visitor, identity, visiting
 from kvplan.quality.measure import Outcome, Run, buckets, compare, figures
 from kvplan.quality.predict import part_of
 from kvplan.quality.probe import answered, continuations, run_tasks, usual_attention
-from kvplan.quality.report import Baseline, Candidate, Figures, FormatQuality, QualityReport, QualityRequest
+from kvplan.quality.report import Baseline, Candidate, FormatQuality, QualityReport, QualityRequest
 from kvplan.quality.request import has_parts, unverified
 from kvplan.quality.stored import Codec, Rows, untouched
 from kvplan.quality.tasks import Task
@@ -86,45 +86,48 @@ def measure(
     for i, candidate in enumerate(request.candidates):
         progress(f"{candidate.format} ({i + 1} of {len(request.candidates)})")
         found = next((f for f in kept if (f.k, f.v) == (candidate.k, candidate.v)), None)
-        found = found or _measured(candidate, request.parts, base, inputs, report.formats, tasks)
+        found = found or _measured(candidate, base, inputs, tasks)
+        if request.parts and has_parts(candidate) and found.k_only is None:
+            found = _with_parts(found, base, inputs, (*report.formats, *kept))
         done = i + 1 == len(request.candidates)
         report = report.model_copy(update={"formats": (*report.formats, found), "complete": done})
         yield report
 
 
-def _measured(
-    c: Candidate,
-    parts: bool,
-    base: Run,
-    inputs: Inputs,
-    before: Sequence[FormatQuality],
-    tasks: Sequence[Task],
-) -> FormatQuality:
-    """K and V together, then each alone, unless an earlier format has the same K or V."""
+def _measured(c: Candidate, base: Run, inputs: Inputs, tasks: Sequence[Task]) -> FormatQuality:
+    """K and V together."""
     started = time.perf_counter()
-    codecs = [Codec(role, spelling, inputs.cache_dtype) for role, spelling in (("k", c.k), ("v", c.v))]
-    _calibrate(codecs, inputs)
+    codecs = _codecs(c.k, c.v, inputs)
     both, share = _outcome(codecs, base, inputs)
-    clipped = {x.role: x.clipped / x.values for x in codecs if x.values}
-    alone: list[Figures | None] = [None, None]
-    if parts and has_parts(c):
-        alone = [
-            part_of(before, codec.role, codec.spelling) or figures(_outcome([codec], base, inputs)[0])
-            for codec in codecs
-        ]
     return FormatQuality(
         format=c.format,
         k=c.k,
         v=c.v,
         **figures(both).model_dump(),
         exact_share=share,
-        clipped_fraction=clipped,
-        k_only=alone[0],
-        v_only=alone[1],
+        clipped_fraction={x.role: x.clipped / x.values for x in codecs if x.values},
         buckets=buckets(both),
         tasks=run_tasks(inputs.model, tasks, quantising(codecs))[1],
         seconds=round(time.perf_counter() - started, 1),
     )
+
+
+def _with_parts(found: FormatQuality, base: Run, inputs: Inputs, known: Sequence[FormatQuality]) -> FormatQuality:
+    """K and V each alone, unless another format has the same K or V."""
+    started = time.perf_counter()
+    codecs = _codecs(found.k, found.v, inputs)
+    alone = [
+        part_of(known, codec.role, codec.spelling) or figures(_outcome([codec], base, inputs)[0]) for codec in codecs
+    ]
+    seconds = round(found.seconds + time.perf_counter() - started, 1)
+    return found.model_copy(update={"k_only": alone[0], "v_only": alone[1], "seconds": seconds})
+
+
+def _codecs(k: str, v: str, inputs: Inputs) -> list[Codec]:
+    """Codecs of K and V, static ones calibrated."""
+    codecs = [Codec(role, spelling, inputs.cache_dtype) for role, spelling in (("k", k), ("v", v))]
+    _calibrate(codecs, inputs)
+    return codecs
 
 
 def _calibrate(codecs: Sequence[Codec], inputs: Inputs) -> None:
@@ -208,7 +211,7 @@ def _notes(request: QualityRequest) -> tuple[str, ...]:
             f"static scales were calibrated on positions below {request.calibration.tokens:,}: rotated keys differ "
             "beyond, and scales by channel clip most there"
         )
-    notes += unverified(request)
+    notes += [] if request.probes else unverified(request.candidates)
     if request.compute == "bf16":
         notes.append("bf16 compute: its own error is larger than that of 8-bit formats")
     return tuple(notes)

@@ -27,7 +27,7 @@ def start(
     *,
     calibration_text: Path | None,
     compute: str,
-    device: str,
+    device: str | None,
     parts: bool,
     probes: int,
     tasks: Path | None,
@@ -35,15 +35,20 @@ def start(
     progress: Progress,
     previous: QualityReport | None = None,
 ) -> Iterator[QualityReport]:
-    """Reports of a measurement, one per finished format; everything that can be refused is refused first."""
+    """Reports of a measurement, one per finished format; everything that can be refused is refused first.
+
+    Args:
+        device: cpu or cuda; None for cuda if there is one.
+    """
     import torch
 
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         raise NoDeviceError("no CUDA GPU is available to torch", "leave --device out: the CPU does")
     other = texts.read_text(calibration_text) if calibration_text else texts.default_calibration()
     asked = read_tasks(tasks) if tasks else []
     progress("reading the config")
-    source, g = prepare(model, reading, device, logits=True)
+    source, g = prepare(model, reading, device, logits=True, probes=probes)
     _check_formats(chosen, g)
     if probes:
         models.check_tokens(probes, SHORTEST_NEEDLE, source, g)

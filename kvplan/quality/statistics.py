@@ -13,13 +13,17 @@ from kvplan_kernels.codecs.rotation import rotate_reference
 from torch import Tensor
 
 from kvplan.captured import CapturedRows, CaptureFile
-from kvplan.formats.grammar import PLAIN
-from kvplan.formats.layout import Layout, TensorView, number_bits
-from kvplan.quality.stored import Rows, codec_layout, untouched
+from kvplan.errors import UnsupportedError
+from kvplan.formats.grammar import PLAIN, Format, Named, parse_any
+from kvplan.formats.layout import Layout, number_bits
+from kvplan.formats.named import recipe_of
+from kvplan.quality.stored import Rows, any_layout, untouched
 from kvplan.quality.tensors import probabilities, seen_decoded
 
-FLOAT_ERRORS = {"fp8_e4m3": 0.0265, "fp8_e5m2": 0.053, "fp4_e2m1": 0.095}
-"""Relative error of a float on Gaussian data."""
+GAUSSIAN_ERRORS = {
+    "fp8_e4m3": 0.0265, "fp8_e5m2": 0.053, "fp4_e2m1": 0.095, "lm4": 0.0975, "lm3": 0.1858, "lm2": 0.3428
+}  # fmt: skip
+"""Relative error of a float, or of a Lloyd-Max codebook (Max, 1960), on Gaussian data."""
 POWERS_OF_TWO = 1.2
 """How much larger it is when a scale is a power of two, below 8 bits."""
 
@@ -41,12 +45,12 @@ class StatisticErrors:
     def _layer(self, i: int, role: str, spelling: str) -> Tensor:
         x = self.file.layers[i]
         rows: Tensor = getattr(x, role)
-        layout = codec_layout(role, spelling, rows.shape[0], rows.shape[-1], self._dtype)
-        view = layout.view(role)
+        layout = any_layout(role, spelling, rows.shape[0], rows.shape[-1], self._dtype)
+        grid = format_of(spelling)
         q = x.q.unflatten(0, (x.k.shape[0], -1))
-        if view.rot:
+        if grid.rot:
             rows, q = rotate_reference(rows), rotate_reference(q) if role == "k" else q
-        errors = torch.minimum(channel_errors(view, rows), rows.square().mean(1))
+        errors = torch.minimum(channel_errors(grid, rows), rows.square().mean(1))
         if role == "k":
             weighed = (q.square().mean((1, 2)) * errors).sum(-1) * x.scale**2
         else:
@@ -60,31 +64,43 @@ class StatisticErrors:
         return (self._p[i] * seen_decoded(x, Rows(role, rows, rows, layout))).sum(-1).mean((1, 2))
 
 
-def channel_errors(view: TensorView, x: Tensor) -> Tensor:
-    """Mean squared error of every channel `(H, D)` of rows `(H, T, D)`."""
-    if view.number in FLOAT_ERRORS:
-        share = FLOAT_ERRORS[view.number]
-        if view.meta_storage == "e8m0" and number_bits(view.number) < 8:
+def format_of(spelling: str) -> Format:
+    """Number and granularity; of a name, those that it stands for."""
+    parsed = parse_any(spelling)
+    return recipe_of(parsed.name).format if isinstance(parsed, Named) else parsed
+
+
+def channel_errors(grid: Format, x: Tensor) -> Tensor:
+    """Mean squared error of every channel `(H, D)` of rows `(H, T, D)`.
+
+    Raises:
+        UnsupportedError: a number whose error is not known.
+    """
+    if grid.number in GAUSSIAN_ERRORS:
+        share = GAUSSIAN_ERRORS[grid.number]
+        if grid.scale == "e8m0" and number_bits(grid.number) < 8:
             share *= POWERS_OF_TWO
         return share**2 * x.square().mean(1)
-    low, high = _extent(view, x)
-    levels = 2 ** number_bits(view.number)
-    step = (high - low) / (levels - 1) if view.asym else 2 * torch.maximum(high, -low) / (levels - 2)
+    if not grid.number.startswith("int"):
+        raise UnsupportedError(f"nothing is known of the error of {grid.number}", "use int, fp8, fp4 or lm numbers")
+    low, high = _extent(grid, x)
+    levels = 2 ** number_bits(grid.number)
+    step = (high - low) / (levels - 1) if grid.asym else 2 * torch.maximum(high, -low) / max(levels - 2, 1)
     squares = step.square().mean(1) / 12
     width = x.shape[-1] // squares.shape[-1]
     return squares.repeat_interleave(width, -1)
 
 
-def _extent(view: TensorView, x: Tensor) -> tuple[Tensor, Tensor]:
+def _extent(grid: Format, x: Tensor) -> tuple[Tensor, Tensor]:
     """(min, max) of what shares a scale: `(H, groups of tokens, groups of channels)`."""
     heads, tokens, dim = x.shape
-    if view.granularity == "group" or view.granularity == "token":
-        parts = x.unflatten(-1, (dim // (view.group or dim), -1))
+    if grid.granularity == "group" or grid.granularity == "token":
+        parts = x.unflatten(-1, (dim // (grid.group or dim), -1))
         return parts.amin(-1), parts.amax(-1)
-    if view.by_channel:
-        parts = x[:, : tokens // view.group * view.group].unflatten(1, (-1, view.group))
+    if grid.group:
+        parts = x[:, : tokens // grid.group * grid.group].unflatten(1, (-1, grid.group))
         return parts.amin(2), parts.amax(2)
-    over = {"channel": (1,), "head": (1, 2), "tensor": (0, 1, 2)}[view.granularity]
+    over = {"channel": (1,), "head": (1, 2), "tensor": (0, 1, 2)}[grid.granularity]
     low, high = x.amin(over, keepdim=True), x.amax(over, keepdim=True)
     shape = (heads, 1, low.shape[-1])
     return low.expand(shape), high.expand(shape)

@@ -60,12 +60,21 @@ def codec_layout(role: str, spelling: str, heads: int, dim: int, dtype: str) -> 
         UsageError: a format that does not fit the geometry.
         UnsupportedError: a format without a codec.
     """
+    layout = any_layout(role, spelling, heads, dim, dtype)
+    grid_of(layout.view(role))
+    return layout
+
+
+def any_layout(role: str, spelling: str, heads: int, dim: int, dtype: str) -> Layout:
+    """The same for formats without a codec as well.
+
+    Raises:
+        UsageError: a format that does not fit the geometry.
+    """
     parsed: Format | Named = parse_any(spelling)
     if isinstance(parsed, Format):
         parsed = replace(parsed, pack="")
-    layout = bind([TensorSpec(role, parsed, dim)], heads, dtype)
-    grid_of(layout.view(role))
-    return layout
+    return bind([TensorSpec(role, parsed, dim)], heads, dtype)
 
 
 @dataclass

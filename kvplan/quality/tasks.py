@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from kvplan.quality.texts import default_text
 
 SEED = 0
 NEEDLE_LENGTHS = (512, 1024, 2048, 4096, 8192)
-DEPTHS = (0.1, 0.5, 0.9)
+DEPTHS = (0.1, 0.3, 0.5, 0.7, 0.9)
 ADDITIONS, CONTINUATIONS, CONTINUED = 24, 8, 64
 PROMPT_TOKENS = 448
 """Longer than any usual residual, so that most rows are stored."""
@@ -94,18 +95,27 @@ def prompts(tokenizer: Any) -> list[tuple[int, ...]]:
 
 
 def _needles(tokenizer: Any, chance: random.Random, longest: int) -> Iterator[Task]:
-    """A sentence with a number somewhere in other text, asked for at the end."""
+    """Sentences with a number at several depths of another text, asked for at the end, one after the other.
+
+    Each question comes after the answers before it, so that one pass serves all of a length.
+    """
     hay = _ids(tokenizer, default_text().content)
     for length in (n for n in NEEDLE_LENGTHS if n <= longest):
-        for depth in DEPTHS:
-            place, number = chance.choice(PLACES), str(chance.randrange(10_000, 100_000))
-            needle = _ids(tokenizer, f"\n\nThe secret number of the {place} is {number}.\n\n")
-            question = _ids(tokenizer, f"\n\nThe secret number of the {place} is")
-            answer = _ids(tokenizer, f" {number}")
-            room = length - len(needle) - len(question) - len(answer)
-            before = int(room * depth)
-            prompt = (*hay[:before], *needle, *hay[before:room], *question)
+        places = chance.sample(PLACES, len(DEPTHS))
+        numbers = [str(chance.randrange(10_000, 100_000)) for _ in DEPTHS]
+        pairs = list(zip(places, numbers, strict=True))
+        needles = [_ids(tokenizer, f"\n\nThe secret number of the {p} is {n}.\n\n") for p, n in pairs]
+        questions = [_ids(tokenizer, f"\n\nThe secret number of the {p} is") for p, _ in pairs]
+        answers = [_ids(tokenizer, f" {n}") for _, n in pairs]
+        room = length - sum(map(len, [*needles, *questions, *answers]))
+        cuts = [0, *(int(room * depth) for depth in DEPTHS), room]
+        prompt = hay[: cuts[1]]
+        for needle, (start, stop) in zip(needles, pairwise(cuts[1:]), strict=True):
+            prompt = (*prompt, *needle, *hay[start:stop])
+        for question, answer in zip(questions, answers, strict=True):
+            prompt = (*prompt, *question)
             yield Task(f"needle {length}", prompt, answer)
+            prompt = (*prompt, *answer)
 
 
 def _additions(tokenizer: Any, chance: random.Random) -> Iterator[Task]:
@@ -121,21 +131,33 @@ def _additions(tokenizer: Any, chance: random.Random) -> Iterator[Task]:
         yield Task("addition", _ids(tokenizer, prompt + "="), _ids(tokenizer, f" {answer}"))
 
 
+def passes(tasks: Sequence[Task]) -> list[list[Task]]:
+    """Tasks by pass: one whose prompt begins with the prompt and answer of the task before is read with it."""
+    found: list[list[Task]] = []
+    for task in tasks:
+        before = found[-1][-1] if found else None
+        whole = (*before.prompt, *before.answer) if before else ()
+        if before and task.prompt[: len(whole)] == whole:
+            found[-1].append(task)
+        else:
+            found.append([task])
+    return found
+
+
 def matched(best: Sequence[int], answer: Sequence[int]) -> int:
     """Leading tokens of the answer that are the most likely ones."""
     pairs = zip(best, answer, strict=True)
     return next((i for i, (a, b) in enumerate(pairs) if a != b), len(answer))
 
 
-def scores(tasks: Sequence[Task], best: Callable[[Task], Sequence[int]]) -> tuple[list[int], tuple[TaskScore, ...]]:
-    """Matched tokens of each task, and one line per kind."""
-    lengths = [matched(best(task), task.answer) for task in tasks]
+def scores(tasks: Sequence[Task], lengths: Sequence[int]) -> tuple[TaskScore, ...]:
+    """One line per kind, from the matched tokens of each task."""
     lines = []
     for kind in dict.fromkeys(task.kind for task in tasks):
         part = [(n, len(t.answer)) for n, t in zip(lengths, tasks, strict=True) if t.kind == kind]
         right, share = sum(n == all_ for n, all_ in part), sum(n for n, _ in part) / len(part)
         lines.append(TaskScore(kind=kind, tasks=len(part), right=right, tokens_mean=share))
-    return lengths, tuple(lines)
+    return tuple(lines)
 
 
 def _ids(tokenizer: Any, text: str, front: bool = False) -> tuple[int, ...]:

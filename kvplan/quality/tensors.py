@@ -1,8 +1,10 @@
 """What a format does to attention on captured tensors: the codec is run, nothing else of the model.
 
-The error of a tensor is ||O' - O|| / ||O|| with only K or only V stored: mean over layers and heads, root mean square
-over queries, because KL grows with its square and a window leaves early queries exact. On SmolLM2-135M it orders
-formats as end-to-end KL does; errors of K and V themselves, or of random tensors, do not.
+The error of a tensor is ||O' - O|| / ||O|| with only K or only V stored. Of K: of each head, mean over layers and
+heads, root mean square over queries, because KL grows with its square and a window leaves early queries exact. Of V: of
+a whole layer's outputs, root mean square over layers, because an error of V adds to the output whatever a head's own
+output is, and small heads count little in what the layer passes on. On SmolLM2-135M both order formats as end-to-end KL
+does; errors of K and V themselves, or of random tensors, do not.
 """
 
 from __future__ import annotations
@@ -39,10 +41,14 @@ class TensorErrors:
         """Error with only this tensor stored."""
         if spelling in PLAIN:
             return 0.0
-        return float(self.by_layer(role, spelling).mean((0, 1)).square().mean().sqrt())
+        errors = self.by_layer(role, spelling)
+        if role == "k":
+            return float(errors.mean((0, 1)).square().mean().sqrt())
+        energy = torch.stack([x.square().sum(-1) for x in self._exact])
+        return float(((errors.square() * energy).sum((1, 2)) / energy.sum((1, 2))).mean().sqrt())
 
     def by_layer(self, role: str, spelling: str) -> Tensor:
-        """Errors `(L, HQ, N)` of every query."""
+        """Errors `(L, HQ, N)` of every head and query."""
         key = role, spelling
         if key not in self._known:
             rows = [self._layer(i, role, spelling) for i in range(len(self.file.layers))]
@@ -89,7 +95,14 @@ def probabilities(x: CapturedRows, k: Rows) -> Tensor:
     logits = q @ k.decoded[:, None].transpose(-1, -2)
     if k.layout is not None:
         logits = torch.where(seen_decoded(x, k), logits, q @ k.exact[:, None].transpose(-1, -2))
-    return (logits * x.scale).masked_fill(~visible(x), -torch.inf).softmax(-1)
+    logits = logits * x.scale
+    if x.softcap is not None:
+        logits = torch.tanh(logits / x.softcap) * x.softcap
+    logits = logits.masked_fill(~visible(x), -torch.inf)
+    if x.sinks is None:
+        return logits.softmax(-1)
+    column = torch.tensor(x.sinks).view(*logits.shape[:2], 1, 1).expand(*logits.shape[:-1], 1)
+    return torch.cat([logits, column], -1).softmax(-1)[..., :-1]
 
 
 def attend_at(x: CapturedRows, k: Rows, v: Rows) -> Tensor:

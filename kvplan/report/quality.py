@@ -15,7 +15,8 @@ def print_quality(report: QualityReport, console: QuietConsole | None = None) ->
     """Print the baseline, one row per format, KL by position, notes."""
     console = console or QuietConsole(highlight=False, markup=False, emoji=False)
     r = report.request
-    console.print(Text(f"{r.model}: {r.text.tokens:,} tokens of {r.text.name}, {r.compute} compute", style="bold"))
+    read = f"{r.text.tokens:,} tokens of {r.text.name}, {r.compute} compute"
+    console.print(Text(f"{r.model}: {read}: measured on this model", style="bold"), soft_wrap=True)
     b = report.baseline
     console.print(Text(f"untouched cache: ppl {b.ppl:.3f}; noise floor of KL {b.noise.kl_mean:.1e}"), soft_wrap=True)
     console.print(_formats(report))

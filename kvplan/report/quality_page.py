@@ -20,12 +20,19 @@ svg { max-width: 100%; height: auto; } h2 { font-size: 1.05rem; }"""
 HEAD_DIM = 128
 """Bytes on the pages are those of a row of this many channels, so that pages can be compared."""
 
+MEASURED = "Evidence: measured on this model."
+
 Picture = tuple[str, str]
 """Heading and SVG."""
 
 
 def quality_page(report: QualityReport) -> str:
-    """Error against bytes, K against V, KL by position."""
+    """Error against bytes, K against V, KL by position.
+
+    Raises:
+        UnsupportedError: matplotlib is not installed.
+    """
+    check_library()
     fs = report.formats
     names = [f.format for f in fs]
     pictures = [_against_bytes([(f.format, _bytes(f.k, f.v), f.kl_mean) for f in fs])]
@@ -41,11 +48,16 @@ def quality_page(report: QualityReport) -> str:
     table = [[f.format, f"{f.kl_mean:.5f}", f"{f.kl_p99:.4f}", f"{f.top1:.1%}", f"{f.ppl:.3f}"] for f in fs]
     title = f"Quality of {report.request.model} on {report.request.text.name}"
     headings = ["format", "KL mean", "KL p99", "top-1", "ppl"]
-    return _page(title, pictures, headings, table, [report.scope, *report.notes, report.command])
+    return _page(title, pictures, headings, table, [MEASURED, report.scope, *report.notes, report.command])
 
 
 def prediction_page(report: PredictionReport) -> str:
-    """Error against bytes, K against V, errors by layer, their distribution over heads."""
+    """Error against bytes, K against V, errors by layer, their distribution over heads.
+
+    Raises:
+        UnsupportedError: matplotlib is not installed.
+    """
+    check_library()
     fs = report.formats
     pictures = [_against_bytes([(f.format, _bytes(f.k, f.v), f.kl) for f in fs])]
     run = [f for f in fs if f.error_k is not None and f.error_v is not None]

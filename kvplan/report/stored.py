@@ -21,12 +21,14 @@ class Kind:
         model: module and class of the result.
         printer: module and function that draws it.
         command: the command that writes it.
+        page: module and function that makes its HTML page with pictures, where it has one.
     """
 
     schema: str
     model: tuple[str, str]
     printer: tuple[str, str]
     command: str
+    page: tuple[str, str] | None = None
 
 
 KINDS = {
@@ -65,6 +67,20 @@ KINDS = {
     "solution": Kind(
         "kvplan.solution/1", ("kvplan.plan.solve", "Solution"), ("kvplan.report.solve", "print_solution"), "solve"
     ),
+    "quality": Kind(
+        "kvplan.quality/1",
+        ("kvplan.quality.report", "QualityReport"),
+        ("kvplan.report.quality", "print_quality"),
+        "quality",
+        ("kvplan.report.quality_page", "quality_page"),
+    ),
+    "prediction": Kind(
+        "kvplan.prediction/1",
+        ("kvplan.quality.law", "PredictionReport"),
+        ("kvplan.report.quality", "print_prediction"),
+        "quality --predict",
+        ("kvplan.report.quality_page", "prediction_page"),
+    ),
 }
 """Name of a kind of result to what is known of it."""
 
@@ -101,6 +117,14 @@ def load_result(text: str, where: str) -> tuple[Kind, Any]:
 def draw(found: Kind, result: Any, console: QuietConsole | None = None, **how: Any) -> None:
     """Print a result as its own command does."""
     _named(found.printer)(result, console, **how)
+
+
+def page(found: Kind, result: Any) -> str | None:
+    """A result's own HTML page, with pictures; None for kinds that have none."""
+    if found.page is None:
+        return None
+    made: str = _named(found.page)(result)
+    return made
 
 
 def result_class(found: Kind) -> Any:

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 from kvplan_kernels.attention.reference import FormatError, format_error
+from kvplan_kernels.codecs.ds_mla import decode_latent, encode_latent
 from kvplan_kernels.codecs.grid import calibrate, decode, encode
 from torch import Tensor
 
 from kvplan.captured import SHIPPED, read_capture
-from kvplan.errors import InputError, UnsupportedError
+from kvplan.errors import InputError
 from kvplan.formats.layout import Layout
 from kvplan.specs.groups import AttentionGroup, LatentGroup
 
@@ -28,7 +29,7 @@ class Captured:
 
     Attributes:
         q: fp32 `(L, HQ, N, D)`, scaled so that `scale` holds for all layers.
-        k, v: fp32 `(L, H, T, D)` and `(L, H, T, Dv)`.
+        k, v: fp32 `(L, H, T, D)` and `(L, H, T, Dv)`; of MLA the latent rows and their first channels.
         windows: rows that a query sees, per layer; None for all.
         positions: of the N queries, among T.
         source: which model, layers and text, in words.
@@ -41,6 +42,7 @@ class Captured:
     windows: tuple[int | None, ...]
     positions: tuple[int, ...]
     source: str
+    latent: bool = False
 
     @property
     def label(self) -> str:
@@ -65,7 +67,13 @@ class Captured:
 
     def error(self, layout: Layout) -> FormatError:
         """Decode attention on what `layout` stores of the rows against that on the rows, in fp64."""
-        k_hat, v_hat = (_stored(layout, role, x) for role, x in (("k", self.k), ("v", self.v)))
+        if self.latent:
+            k_hat = torch.stack(
+                [decode_latent(layout, encode_latent(layout, rows[0])).float()[None] for rows in self.k]
+            )
+            v_hat = k_hat[..., : self.v.shape[-1]]
+        else:
+            k_hat, v_hat = (_stored(layout, role, x) for role, x in (("k", self.k), ("v", self.v)))
         q = torch.stack([self.q[layer, :, n] for layer, n, _, _ in self.requests])
         lengths = torch.tensor([rows for *_, rows in self.requests])
         k, v, k_hat, v_hat = (self._rows(x) for x in (self.k, self.v, k_hat, v_hat))
@@ -101,10 +109,7 @@ def load(path: Path, group: AttentionGroup | LatentGroup) -> Captured:
     Raises:
         InputError: not a capture file, damaged, or of another geometry.
         NoDeviceError: safetensors is missing.
-        UnsupportedError: the model has a latent.
     """
-    if isinstance(group, LatentGroup):
-        raise UnsupportedError("capture files hold K and V, this model has a latent", "leave --tensors out")
     file = read_capture(path)
     q, k, v = (torch.stack([getattr(x, role) for x in file.layers]) for role in ("q", "k", "v"))
     _check(path, group, q, k, v)
@@ -117,12 +122,16 @@ def load(path: Path, group: AttentionGroup | LatentGroup) -> Captured:
         tuple(x.window for x in file.layers),
         file.layers[0].positions,
         file.source,
+        file.is_latent,
     )
 
 
-def _check(path: Path, group: AttentionGroup, q: Tensor, k: Tensor, v: Tensor) -> None:
+def _check(path: Path, group: AttentionGroup | LatentGroup, q: Tensor, k: Tensor, v: Tensor) -> None:
     got = q.shape[1], k.shape[1], k.shape[3], v.shape[3]
-    want = group.q_heads, group.kv_heads, group.k_dim, group.v_dim
+    if isinstance(group, LatentGroup):
+        want = group.q_heads, 1, group.nope_dim + group.rope_dim, group.nope_dim
+    else:
+        want = group.q_heads, group.kv_heads, group.k_dim, group.v_dim
     if got != want:
         words = "{} query heads on {} KV heads of {} and {} channels"
         raise InputError(f"{path} has {words.format(*got)}, the model {words.format(*want)}", "capture the same model")

@@ -271,6 +271,25 @@ def test_large_and_tiny_numbers_and_a_bf16_query() -> None:
         assert KERNEL.accepts(relative_error(out[b : b + 1], want))
 
 
+@pytest.mark.parametrize("exponent", [-24, -14, 14, 24])
+def test_scales_far_from_one(exponent: int) -> None:
+    """Probabilities times scales pass through fp16, which has neither these scales nor most of these products."""
+    cache = make(SMALL, tokens=64)
+    poison(cache, 0xFF)
+    x = rows_like(cache, 40)
+    x[:, ::3, :64] *= 2.0**exponent
+    x[1, :, :64] *= 2.0**exponent
+    append_latent(cache, x.bfloat16())
+    q = query(cache, 8)
+    q[..., :64] *= float(exponent < 0)
+    out = torch.full((2, 8, 64), torch.nan, device=DEVICE)
+    latent_decode(q, cache, sm_scale=SM_SCALE, out=out)
+    keys = [read_latent_reference(cache, b)[None] for b in range(2)]
+    want = attention_reference(q, keys.__getitem__, lambda b: keys[b][..., :64], cache.lengths, SM_SCALE)
+    for b in range(2):
+        assert KERNEL.accepts(relative_error(out[b], want[b])), relative_error(out[b], want[b])
+
+
 @pytest.mark.parametrize("spelling", [*FORMATS, SMALL])
 def test_unfused_baseline(spelling: str) -> None:
     cache = filled(spelling, [20, 0, 33], page_size=16)

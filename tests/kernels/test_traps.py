@@ -77,6 +77,22 @@ def test_a_trap_without_an_executed_case_fails_the_run() -> None:
     assert report.cases == 2 and report.traps["fp32 rows"] == 2
 
 
+def test_a_resumed_run_counts_a_failed_case_once() -> None:
+    case = Case("fp32 fp32", "one request", 16)
+    good, bad = run_case(case), run_case(case)
+    bad.failures, bad.phases["append"] = ["append: wrong"], "failed"
+    report, whole = Report({"name": "interpreter"}, seed=0), Report({"name": "interpreter"}, seed=0)
+    report.add(bad)
+    assert len(report.failures) == 1 and report.passed_cases == []
+    report = Report.from_json(report.as_json())
+    report.forget_failures()
+    assert report.cases == 0 and not +report.traps and not +report.refused
+    report.add(good)
+    whole.add(good)
+    assert (report.cases, +report.traps, report.phases["append"]["ok"]) == (1, +whole.traps, 1)
+    assert report.passed_cases == [case.digest] and report.phases["append"]["failed"] == 0
+
+
 def test_writes_are_cut_where_the_pattern_says() -> None:
     assert chunks(Case(lengths="page edge", page_size=16)) == [(0, 17)]
     assert chunks(Case(lengths="page edge", page_size=16, write="pieces")) == [(0, 7), (7, 8), (8, 17)]

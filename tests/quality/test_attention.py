@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kvplan.quality.attention import QUERY_BLOCK, attend, identity, register, visiting
+from kvplan.quality.latent import watch_latents
 from kvplan.quality.stored import Codec, Rows, untouched
 
 
@@ -66,6 +67,11 @@ def _logits(model: Any, name: str, ids: Tensor) -> Tensor:
     return found
 
 
+MLA: dict[str, Any] = {
+    "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 20, "num_key_value_heads": 4,
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1, "head_dim": 8,
+}  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {
     "Llama": {},
     "Llama with one KV head": {"num_key_value_heads": 1},
@@ -74,6 +80,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Gemma2": {"sliding_window": 8, "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 32},
     "Gemma3": {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
     "GptOss": {"sliding_window": 8, "num_local_experts": 2, "num_experts_per_tok": 1},
+    "DeepseekV2": MLA | {"q_lora_rank": None},
+    "DeepseekV3": MLA | {"q_lora_rank": 24, "rope_interleave": True},
 }
 """Windows per layer, softcap, query scale, attention sinks."""
 
@@ -89,6 +97,7 @@ def test_the_untouched_hook_is_the_model(family: str, sizes: dict[str, Any]) -> 
     register()
     torch.manual_seed(1)
     model = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    watch_latents(model)
     ids = torch.randint(256, (1, 40))
     torch.testing.assert_close(_logits(model, "kvplan", ids), _logits(model, "eager", ids), rtol=1e-4, atol=1e-4)
 

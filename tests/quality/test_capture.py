@@ -56,6 +56,7 @@ def test_the_manifest(file: Path, prose: Path) -> None:
     raw = file.read_bytes()
     data = raw[8 + int.from_bytes(raw[:8], "little") :]
     assert manifest.tensors_sha256 == hashlib.sha256(data).hexdigest()
+    assert manifest.queries == 4 and manifest.query_step == 11
     assert "square" not in json.dumps(manifest.model_dump())
 
 
@@ -64,6 +65,7 @@ def test_the_manifest(file: Path, prose: Path) -> None:
     [
         (["--layers", "2"], ExitCode.USAGE, "0 to 1"),
         (["--layers", "x"], ExitCode.USAGE, "no layer"),
+        (["--first-token", "99999"], ExitCode.USAGE, "50 are needed"),
         (["--queries", "99"], ExitCode.USAGE, "99 queries, each 1 apart"),
     ],
 )

@@ -113,15 +113,38 @@ def test_latents_are_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "MLA" in capsys.readouterr().err
 
 
+def test_a_downloaded_hub_id(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Found in the hub's own cache; nothing is downloaded."""
+    from huggingface_hub import constants
+
+    from kvplan.quality import models
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    kept = tmp_path / "models--some--tiny"
+    shutil.copytree(tiny, kept / "snapshots" / "abc")
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text("abc")
+    found = models.find("some/tiny")
+    assert found.name == "tiny" and (found.folder / "config.json").is_file()
+    assert main(["quality", "some/other"]) == ExitCode.INPUT
+    assert "hf download" in capsys.readouterr().err
+
+
 def test_memory_is_estimated_before_anything_is_loaded(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from kvplan.quality import models
+    from kvplan.quality import memory, models
 
-    monkeypatch.setattr(models, "_free_bytes", lambda device: 1000)
+    monkeypatch.setattr(memory, "_free_bytes", lambda device: 1000)
     monkeypatch.setattr(models, "load_model", None)
     assert main(["quality", str(tiny), "--tokens", "64"]) == ExitCode.INPUT
-    assert "of memory, 1,000 bytes are free" in capsys.readouterr().err
+    short = capsys.readouterr().err
+    assert "of memory, 1,000 bytes are free" in short
+    # A long needle is counted as well.
+    assert main(["quality", str(tiny), "--tokens", "64", "--probes", "1024"]) == ExitCode.INPUT
+    assert capsys.readouterr().err.split(" of memory")[0] != short.split(" of memory")[0]
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,15 @@ import torch
 from kvplan.captured import SHIPPED, CaptureFile, read_capture
 from kvplan.cli.main import main
 from kvplan.errors import ExitCode
+from kvplan.formats.grid import row_bytes
 from kvplan.quality.attention import attend
+from kvplan.quality.forecast import expected
 from kvplan.quality.law import (
     FACTOR,
     KL_OF_K,
     KL_OF_V,
+    OTHER_MODEL_FACTOR,
+    STATISTICS_FACTOR,
     STATISTICS_KL_OF_K,
     STATISTICS_KL_OF_V,
     kl_of,
@@ -26,22 +31,24 @@ from kvplan.quality.law import (
 )
 from kvplan.quality.predict import predicted_kl, spearman
 from kvplan.quality.report import QualityReport
-from kvplan.quality.statistics import StatisticErrors, channel_errors
-from kvplan.quality.stored import Codec, Rows, codec_layout, untouched
+from kvplan.quality.request import candidates
+from kvplan.quality.statistics import StatisticErrors, channel_errors, format_of
+from kvplan.quality.stored import Codec, Rows, untouched
 from kvplan.quality.tensors import TensorErrors, attend_at
 
 REPO = Path(__file__).resolve().parents[2]
 STORED = REPO / "docs" / "results" / "quality_smollm2.json"
-STUDY: dict[str, list[float]] = json.loads((Path(__file__).parent / "study.json").read_text(encoding="utf-8"))["kl"]
-NOT_WITHIN = {"int8:head", "int8:tensor", "mxfp8", "int4:channel", "mxfp4"}
+_STUDY = json.loads((Path(__file__).parent / "study.json").read_text(encoding="utf-8"))
+STUDY: dict[str, list[float]] = _STUDY["kl"]
+GEMMA: dict[str, float] = _STUDY["gemma-3-270m"]
 CLIPS = "int8:channel"
 """Its loss is what another text clips, which scales from the same text cannot show."""
 
 
-def row_bytes(spelling: str) -> float:
-    """Bytes of a (token, KV head) of one tensor, without a residual."""
-    layout = codec_layout("k", spelling, 1, 64, "bf16")
-    return layout.page_bytes(layout.page_multiple) / layout.page_multiple
+def pair_bytes(name: str) -> int:
+    """Bytes of K and V of a (token, KV head), without a residual."""
+    [c] = candidates([name], None, None)
+    return row_bytes(c.k, c.v, 64)
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +70,10 @@ def errors(shipped: CaptureFile, report: QualityReport) -> dict[str, tuple[float
 
 def test_the_shipped_set_is_small_and_says_where_it_is_from(shipped: CaptureFile) -> None:
     assert SHIPPED.stat().st_size <= 4e6 and (SHIPPED.parent / "README.md").is_file()
-    assert shipped.model == "smollm2-135m" and [x.layer for x in shipped.layers] == [0, 10, 20, 29]
-    assert len(shipped.layers[0].positions) == 64 and shipped.layers[0].positions[:2] == (15, 31)
+    middles = [int((i + 0.5) * 30 / 8) for i in range(8)]
+    assert shipped.model == "smollm2-135m" and [x.layer for x in shipped.layers] == middles
+    positions = shipped.layers[0].positions
+    assert len(positions) == 60 and positions[0] == 216 and {b - a for a, b in pairwise(positions)} == {5}
 
 
 @pytest.mark.parametrize("window", [None, 40])
@@ -89,32 +98,45 @@ def test_attention_at_some_positions_is_that_of_all(shipped: CaptureFile, window
     torch.testing.assert_close(found, plain[0][:, at, :], rtol=1e-4, atol=1e-5)
 
 
+def check(predicted: dict[str, float], measured: dict[str, float], *, least: float, medium: float) -> dict[str, float]:
+    """Spearman over all formats and in the class of 60 to 96 bytes; the ratios of predicted to measured."""
+    assert set(predicted) == set(measured) and len(measured) >= 34
+    assert spearman([predicted[f] for f in measured], list(measured.values())) >= least
+    middle = [f for f in measured if 60 <= pair_bytes(f) <= 96]
+    assert len(middle) >= 13
+    assert spearman([predicted[f] for f in middle], [measured[f] for f in middle]) >= medium
+    return {f: predicted[f] / measured[f] for f in measured}
+
+
+def within(ratios: dict[str, float], factor: float) -> float:
+    return sum(1 / factor < r < factor for r in ratios.values()) / len(ratios)
+
+
 def test_the_order_is_that_of_measured_kl(report: QualityReport, errors: dict[str, tuple[float, float]]) -> None:
-    """The shipped tensors: four layers of the first half of the measured text."""
-    measured = {f.format: f.kl_mean for f in report.formats}
+    """The shipped tensors: eight layers, the beginning of the measured text."""
     predicted = {f: kl_of(*e) for f, e in errors.items()}
-    assert spearman([predicted[f] for f in measured], list(measured.values())) >= 0.97
-    medium = [f.format for f in report.formats if 60 <= row_bytes(f.k) + row_bytes(f.v) <= 96]
-    assert len(medium) >= 10
-    assert spearman([predicted[f] for f in medium], [measured[f] for f in medium]) >= 0.93
-    off = [f for f in measured if not 1 / 1.5 < predicted[f] / measured[f] < 1.5]
-    assert len(off) <= 0.1 * len(measured) and set(off) <= {CLIPS}, off
+    ratios = check(predicted, {f.format: f.kl_mean for f in report.formats}, least=0.97, medium=0.93)
+    assert within(ratios, FACTOR) >= 0.9 and FACTOR <= 1.5
+    assert ratios[CLIPS] < 0.5
 
 
 def test_on_layers_and_a_text_that_were_not_fitted(errors: dict[str, tuple[float, float]]) -> None:
-    """The 26 other layers on argparse.py, against the study's KL on that text."""
+    """The 22 other layers on argparse.py, against the study's KL on that text."""
     stored = json.loads((REPO / "docs" / "results" / "quality_heldout.json").read_text(encoding="utf-8"))
-    other = {f: (kl_of(*e), STUDY[f][1]) for f, e in stored["errors"].items()}
-    assert set(other) == set(STUDY) and "argparse" in stored["tensors"]
-    assert spearman(*zip(*other.values(), strict=True)) >= 0.97
-    ratios = {f: p / kl for f, (p, kl) in other.items()}
-    beyond = [f for f, r in ratios.items() if not 1 / FACTOR < r < FACTOR]
-    assert len(beyond) <= 0.1 * len(other), beyond
-    # The issue's 1.5 for nine of ten is not reached here: these are the ones beyond.
-    assert {f for f, r in ratios.items() if not 1 / 1.5 < r < 1.5} == NOT_WITHIN
+    assert "argparse" in stored["tensors"] and "layers 0, 2, 3, 4, 6" in stored["tensors"]
+    other = {f: kl_of(*e) for f, e in stored["errors"].items()}
+    ratios = check(other, {f: kl[1] for f, kl in STUDY.items()}, least=0.97, medium=0.93)
+    assert within(ratios, FACTOR) >= 0.9
     # The shipped set ranks as these layers do.
-    full = [kl_of(*stored["errors"][f]) for f in errors]
-    assert spearman([kl_of(*e) for e in errors.values()], full) >= 0.97
+    assert spearman([kl_of(*errors[f]) for f in other], list(other.values())) >= 0.97
+
+
+def test_of_another_model(shipped: CaptureFile) -> None:
+    """Gemma-3-270m in the study: the interval for other models is that wide for a reason."""
+    made = TensorErrors(shipped)
+    with torch.inference_mode():
+        ratios = {f: kl_of(made.error("k", f), made.error("v", f)) / kl for f, kl in GEMMA.items()}
+    assert within(ratios, OTHER_MODEL_FACTOR) == 1 and within(ratios, 3) < 0.9
 
 
 def load_tool() -> Any:
@@ -139,22 +161,21 @@ def test_statistics_alone(report: QualityReport, shipped: CaptureFile) -> None:
     a, b = tool.fit(found, measured)
     assert (a, b) == pytest.approx((STATISTICS_KL_OF_K, STATISTICS_KL_OF_V), rel=0.01)
     kl = {f: kl_of_statistics(*e) for f, e in found.items()}
-    assert spearman([kl[f] for f in measured], list(measured.values())) >= 0.90
-    assert {f for f in measured if not 0.5 < kl[f] / measured[f] < 2} == {CLIPS}
+    assert within(check(kl, measured, least=0.90, medium=0.90), STATISTICS_FACTOR) >= 0.9
     stored = json.loads((REPO / "docs" / "results" / "quality_heldout_statistics.json").read_text(encoding="utf-8"))
-    other = [(kl_of_statistics(*e), STUDY[f][1]) for f, e in stored["errors"].items()]
-    assert len(other) == len(STUDY) and spearman(*zip(*other, strict=True)) >= 0.90
+    other = {f: kl_of_statistics(*e) for f, e in stored["errors"].items()}
+    ratios = check(other, {f: kl[1] for f, kl in STUDY.items()}, least=0.90, medium=0.90)
+    assert within(ratios, STATISTICS_FACTOR) >= 0.9
 
 
 def test_a_step_by_hand() -> None:
     """Uniform values of a known range: range^2 / 12 / levels^2; a float's error is a share of the value."""
     x = torch.tensor([-1.0, 1.0]).repeat(2, 32, 32)
-    view = codec_layout("k", "int4:group/32,asym", 2, 64, "bf16").view("k")
-    torch.testing.assert_close(channel_errors(view, x), torch.full((2, 64), (2 / 15) ** 2 / 12))
-    view = codec_layout("k", "int4:channel/32,asym", 2, 64, "bf16").view("k")
-    assert channel_errors(view, x).abs().max() == 0
-    view = codec_layout("k", "fp8_e5m2:head", 2, 64, "bf16").view("k")
-    torch.testing.assert_close(channel_errors(view, 3 * x), torch.full((2, 64), (3 * 0.053) ** 2))
+    torch.testing.assert_close(
+        channel_errors(format_of("int4:group/32,asym"), x), torch.full((2, 64), (2 / 15) ** 2 / 12)
+    )
+    assert channel_errors(format_of("int4:channel/32,asym"), x).abs().max() == 0
+    torch.testing.assert_close(channel_errors(format_of("fp8_e5m2:head"), 3 * x), torch.full((2, 64), (3 * 0.053) ** 2))
 
 
 def test_measured_figures_come_first(report: QualityReport, capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,6 +187,38 @@ def test_measured_figures_come_first(report: QualityReport, capsys: pytest.Captu
     assert pair["kl"] == predicted_kl(report, "int4:group/32,asym", "int8")
     assert other["evidence"] == "predicted from this model's tensors" and other["error_k"] > 0.1
     assert other["low"] < other["kl"] < other["high"]
+
+
+def test_one_pair_for_other_parts_of_kvplan(report: QualityReport) -> None:
+    own = expected("smollm2-135m", "int4:group/32,asym", "int8")
+    other = expected("llama-3.1-8b", "int4:group/32,asym", "int8")
+    assert own.kl == other.kl == kl_of(own.error_k or 0, own.error_v or 0)
+    assert (own.low, own.high) == (own.kl / FACTOR, own.kl * FACTOR) and own.evidence.startswith("predicted from")
+    assert other.high == other.kl * OTHER_MODEL_FACTOR and other.evidence == "from another model"
+    assert own.kl_statistics is not None and own.high_statistics == own.kl_statistics * STATISTICS_FACTOR
+    assert expected("smollm2-135m", "bf16", "bf16").high == 0
+    measured = expected("smollm2-135m", "int8", "int8", measured=STORED)
+    assert measured.evidence == "measured on this model" and measured.low == measured.high == measured.kl
+
+
+def test_formats_without_a_codec_have_statistics() -> None:
+    """None of them took part in the fit."""
+    ratios = {}
+    for name, kl in _STUDY["without a codec"].items():
+        found = expected("smollm2-135m", name, name)
+        assert found.error_k is None and found.kl == found.kl_statistics and found.high == found.high_statistics
+        ratios[name] = found.kl / kl
+    assert len(ratios) == 8 and within(ratios, 1.5) == 1
+
+
+def test_below_four_bits_tasks_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """Until a report of this model has needles and sums of the format."""
+    tasks = STORED.with_name("quality_smollm2_tasks.json")
+    argv = ["quality", "--predict", "--json", "--kv", "int8", "--kv", "kivi2", "--kv", "int3"]
+    for measured, named in ((STORED, "kivi2, int3"), (tasks, "int3"), (None, "kivi2, int3")):
+        assert main([*argv, *(["--measured", str(measured)] if measured else [])]) == ExitCode.OK
+        notes = json.loads(capsys.readouterr().out)["notes"]
+        assert f"{named}: not verified: retrieval, math, this model" in notes
 
 
 def test_another_model_is_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,7 +233,7 @@ def test_another_model_is_said(capsys: pytest.CaptureFixture[str]) -> None:
         (["--tensors", "x.safetensors"], ExitCode.USAGE, "go with --predict"),
         (["--predict", "--calibration-tensors", str(SHIPPED)], ExitCode.INPUT, "are those that scales come from"),
         (["--predict", "--tensors", "no"], ExitCode.INPUT, "cannot read no"),
-        (["--predict", "--kv", "lm3,rot"], ExitCode.UNSUPPORTED, "lm3,rot"),
+        (["--predict", "--kv", "iq4_nl"], ExitCode.UNSUPPORTED, "nothing is known of the error of iq4_nl"),
         (["--predict", "--kv", "int4:group/128"], ExitCode.USAGE, "do not divide head_dim 64"),
         (["other", "--predict", "--measured", str(STORED)], ExitCode.INPUT, "is of smollm2-135m, not of other"),
         (["--predict", "--measured", "no.json"], ExitCode.INPUT, "does not exist"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,29 @@ def test_a_missing_library_is_said_before_anything_runs(
     assert "matplotlib" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
+def test_stored_reports_are_shown_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`show`, `report` and `schema` know both kinds."""
+    predicted = tmp_path / "p.json"
+    assert main(["quality", "--predict", "--kv", "int8", "--kv", "bf16", "--out", str(predicted)]) == ExitCode.OK
+    drawn_first = capsys.readouterr().out
+    assert main(["show", str(predicted)]) == ExitCode.OK
+    assert capsys.readouterr().out == drawn_first
+    for path, kind in ((STORED, "quality"), (predicted, "prediction")):
+        data = json.loads(path.read_text(encoding="utf-8"))
+        assert main(["report", str(path), "--md"]) == ExitCode.OK
+        out = capsys.readouterr().out
+        assert all(f["format"] in out.replace("\\", "") for f in data["formats"])
+        assert main(["schema", kind]) == ExitCode.OK
+        schema = json.loads(capsys.readouterr().out)
+        assert set(data) == set(schema["properties"]) and schema["properties"]["schema"] == {"const": data["schema"]}
+        row = "FormatQuality" if kind == "quality" else "Prediction"
+        assert set(data["formats"][0]) == set(schema["$defs"][row]["properties"])
+        del data["formats"][0]["kl_mean" if kind == "quality" else "kl"]
+        (tmp_path / "bad.json").write_text(json.dumps(data))
+        assert main(["show", str(tmp_path / "bad.json")]) == ExitCode.INPUT
+        assert "formats.0.kl" in capsys.readouterr().err
+
+
 @drawn
 def test_a_measured_page() -> None:
     report = QualityReport.model_validate_json(STORED.read_text(encoding="utf-8"))
@@ -48,8 +72,13 @@ def test_a_measured_page() -> None:
 
 
 @drawn
-def test_a_predicted_page(tmp_path: Path) -> None:
+def test_a_predicted_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "x.html"
     assert main(["quality", "--predict", "--kv", "int8", "--kv", "kivi2", "--kv", "bf16", "--out", str(out)]) == 0
     page = out.read_text(encoding="utf-8")
     assert page.count("<svg") == 4 and "over the heads" in page and "by layer" in page
+    stored = tmp_path / "x.json"
+    assert main(["quality", "--predict", "--kv", "int8", "--out", str(stored)]) == ExitCode.OK
+    capsys.readouterr()
+    assert main(["report", str(stored), "--html"]) == ExitCode.OK
+    assert capsys.readouterr().out.count("<svg") == 4

@@ -49,38 +49,52 @@ def test_the_order_is_that_of_the_study(report: QualityReport) -> None:
 
 
 def test_k_and_v_add(report: QualityReport) -> None:
-    found = [f for f in report.formats if f.k_only is not None]
-    assert len(found) >= 14
+    """Of every format: within 15% from 4 bits on; below, where errors are large, the sum is up to 18% too low."""
     sums = []
-    for f in found:
+    for f in report.formats:
         predicted = predicted_kl(report, f.k, f.v)
         assert predicted is not None and f.parts_sum is not None
-        assert f.kl_mean == pytest.approx(f.parts_sum, rel=0.2), f.format
+        low = any(f"int{n}" in f.k + f.v for n in (2, 3))
+        assert f.parts_sum / f.kl_mean == pytest.approx(1, abs=0.18 if low else 0.15), f.format
         sums.append(predicted)
-    assert spearman(sums, [f.kl_mean for f in found]) > 0.98
+    assert spearman(sums, [f.kl_mean for f in report.formats]) > 0.98
 
 
-@pytest.mark.parametrize(("k", "v"), [("int8", "int4:group/64,asym"), ("int8:group/32", "int2:group/32,asym")])
-def test_a_mixed_pair_follows_from_its_parts(report: QualityReport, k: str, v: str) -> None:
-    mixed = next(f for f in report.formats if f.format == f"{k} / {v}")
-    k_only, v_only = part_of(report.formats, "k", k), part_of(report.formats, "v", v)
-    assert k_only is not None and v_only is not None
-    assert mixed.kl_mean == pytest.approx(k_only.kl_mean + v_only.kl_mean, rel=0.1)
-    assert predicted_kl(report, "bf16", v) == v_only.kl_mean and predicted_kl(report, "int3", "int8") is None
+def test_mixed_pairs_follow_from_their_parts(report: QualityReport) -> None:
+    """Within 10%, from the runs of K alone and of V alone."""
+    mixed = [f for f in report.formats if " / " in f.format]
+    assert len(mixed) == 4
+    for f in mixed:
+        others = report.model_copy(update={"formats": tuple(x for x in report.formats if x.format != f.format)})
+        k, v = (part_of(others.formats, role, getattr(f, role)) for role in ("k", "v"))
+        assert k is not None and v is not None and predicted_kl(others, f.k, f.v) == k.kl_mean + v.kl_mean
+        assert f.kl_mean == pytest.approx(k.kl_mean + v.kl_mean, rel=0.1), f.format
+    v_only = part_of(report.formats, "v", "int8")
+    assert v_only is not None and predicted_kl(report, "bf16", "int8") == v_only.kl_mean
+    assert predicted_kl(report, "int3", "int8") is None
 
 
 def test_spearman() -> None:
     assert spearman([1, 2, 3, 4], [10, 20, 30, 40]) == 1 and spearman([1, 2, 3], [3, 2, 1]) == -1
 
 
-def test_tasks_are_lost_where_single_steps_say_so() -> None:
-    """Figures of docs/quality.md."""
-    stored = STORED.with_name("quality_smollm2_tasks.json")
-    report = QualityReport.model_validate_json(stored.read_text(encoding="utf-8"))
-    found = {f.format: {t.kind: t for t in f.tasks} for f in report.formats}
-    assert report.complete and {t.kind: t.right for t in report.baseline.tasks}["addition"] == 17
+@pytest.mark.parametrize(
+    ("stored", "lengths"), [("quality_smollm2_tasks", (512, 1024, 2048)), ("quality_smollm2_needles", (4096, 8192))]
+)
+def test_tasks_are_as_the_page_says(stored: str, lengths: tuple[int, ...]) -> None:
+    """Rows of docs/quality.md; coarse formats lose needles that 8 bits keep."""
+    report = QualityReport.model_validate_json(STORED.with_name(f"{stored}.json").read_text(encoding="utf-8"))
+    assert report.complete and report.command.startswith("kvplan quality ")
+    right = {t.kind: t.right for t in report.baseline.tasks}
     page = (STORED.parents[1] / "quality.md").read_text(encoding="utf-8")
-    for name, by_kind in found.items():
-        needles = " / ".join(str(by_kind[f"needle {n}"].right) for n in (512, 1024, 2048))
-        row = f"| `{name}` | {needles} | {by_kind['addition'].right} | {by_kind['greedy'].tokens_mean:.1f} |"
-        assert row in page
+    words = " / ".join(f"{n:,}" for n in lengths) + " (of " + " / ".join(str(right[f"needle {n}"]) for n in lengths)
+    assert f"needles {words})" in page
+    found = {}
+    for f in report.formats:
+        by_kind = {t.kind: t for t in f.tasks}
+        cells = " / ".join(str(by_kind[f"needle {n}"].right) for n in lengths)
+        if 512 in lengths:
+            cells += f" | {by_kind['addition'].right} | {by_kind['greedy'].tokens_mean:.1f}"
+        assert f"| `{f.format}` | {cells} |" in page
+        found[f.format] = sum(by_kind[f"needle {n}"].right for n in lengths)
+    assert found["int8"] == sum(right[f"needle {n}"] for n in lengths) and found["kivi2"] <= 0.25 * found["int8"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from kvplan.quality.attention import identity
 from kvplan.quality.probe import answered, continuations, run_tasks
 from kvplan.quality.run import quantising
 from kvplan.quality.stored import Codec
-from kvplan.quality.tasks import Task, built_in, matched, own_tasks, read_tasks
+from kvplan.quality.tasks import Task, built_in, matched, own_tasks, passes, read_tasks
 
 
 @pytest.fixture(scope="module")
@@ -52,16 +53,32 @@ def test_the_built_in_ones_are_fixed(loaded: tuple[Any, Any]) -> None:
     tasks = built_in(tokenizer, 1024)
     assert tasks == built_in(tokenizer, 1024)
     needles = [t for t in tasks if t.kind.startswith("needle")]
-    assert [(t.kind, len(t.prompt) + len(t.answer)) for t in needles] == [
-        *[("needle 512", 512)] * 3, *[("needle 1024", 1024)] * 3
-    ]  # fmt: skip
+    assert [t.kind for t in needles] == [*["needle 512"] * 5, *["needle 1024"] * 5]
+    assert [[len(t.prompt) + len(t.answer) for t in p][-1] for p in passes(needles)] == [512, 1024]
     for t in needles:
         prompt, answer = tokenizer.decode(t.prompt), tokenizer.decode(t.answer)
         question = prompt[prompt.rindex("The secret") :]
-        assert prompt.count(question + answer + ".") == 1
+        assert prompt.count(question + answer + ".") == 1 and prompt.count(question) == 2
     for t in (t for t in tasks if t.kind == "addition"):
         *_, last = tokenizer.decode(t.prompt).splitlines()
         assert sum(int(n) for n in last.removesuffix("=").split("+")) == int(tokenizer.decode(t.answer))
+
+
+def test_one_pass_serves_tasks_that_go_on_from_each_other(loaded: tuple[Any, Any]) -> None:
+    """As each alone, with a residual too; a task left out of the middle does not matter."""
+    model, _ = loaded
+    chance = random.Random(0)
+    prompt, tasks = tuple(chance.randrange(256) for _ in range(90)), []
+    visitor = quantising([Codec(r, "int4:group/32,asym,recent=32", "bf16") for r in ("k", "v")])
+    for _ in range(4):
+        answer = continuations(model, [prompt])[0].answer[:6]
+        tasks.append(Task("x", prompt, answer))
+        prompt = (*prompt, *answer, *(chance.randrange(256) for _ in range(7)))
+    for some in (tasks, [*tasks[:1], *tasks[2:]]):
+        assert [len(p) for p in passes(some)] == [len(some)]
+        together = run_tasks(model, some, visitor)[0]
+        assert together == [run_tasks(model, [t], visitor)[0][0] for t in some] and sum(together) > 0
+    assert [len(p) for p in passes([tasks[0], Task("y", (1, 2), (3,)), tasks[1]])] == [1, 1, 1]
 
 
 def test_matched() -> None:

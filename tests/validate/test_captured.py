@@ -97,7 +97,7 @@ def test_the_shipped_tensors_are_the_default_of_their_model(capsys: pytest.Captu
     argv = ["validate", "smollm2-135m", "--device", "cpu", "--context", "40", "--batch", "1", "--kv", "int8"]
     assert main([*argv, "--phase", "append", "--json"]) == ExitCode.OK
     report = json.loads(capsys.readouterr().out)
-    assert "smollm2-135m (layers 0, 10, 20, 29; 1,024 tokens" in report["tensors"]
+    assert "smollm2-135m (layers 1, 5, 9, 13, 16, 20, 24, 28; 512 tokens" in report["tensors"]
     assert report["request"]["tensors_file"] is None
     # What end-to-end KL of 7e-4 goes with; synthetic tensors give another size.
     assert 0.01 < report["results"][1]["format_error"]["both"]["output"]["mean"] < 0.02

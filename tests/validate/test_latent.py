@@ -7,13 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from kvplan.captured import SHIPPED
 from kvplan.cli.main import main
 from kvplan.errors import ExitCode, KvplanError
 from kvplan.specs.load import load_model
+from kvplan.validate.captured import load
 from kvplan.validate.memory import memory_needed
 from kvplan.validate.report import ValidationReport, ValidationRequest
 from kvplan.validate.request import make_request
+from kvplan.validate.subject import choose_group, planned
 
 MODEL = "deepseek-v2-lite"
 SMALL = ["validate", MODEL, "--device", "cpu", "--context", "20", "--batch", "1", "--page-size", "16"]
@@ -93,9 +97,34 @@ def test_refused_by_name(words: dict[str, Any], message: str, hint: str) -> None
     assert message in caught.value.message and hint in str(caught.value.hint)
 
 
-def test_captured_tensors_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SMALL, "--tensors", str(tmp_path / "x.safetensors")]) == ExitCode.UNSUPPORTED
-    assert "capture files hold K and V" in capsys.readouterr().err
+def test_errors_on_captured_latents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file of this geometry gives its own error, here worked out by hand; one of K and V is refused."""
+    from safetensors.torch import save_file
+
+    g = torch.Generator().manual_seed(1)
+    rows = torch.randn(20, 576, generator=g) * torch.linspace(0.1, 4, 576)
+    queries = torch.randn(16, 5, 576, generator=g)
+    layer = {"layer": 3, "scale": 0.02, "sliding_window": None, "latent_rank": 512}
+    manifest = {"schema": "kvplan.capture/1", "model": "m", "layers": [layer], "text": {"name": "t"}}
+    path = tmp_path / "x.safetensors"
+    save_file({"layers.3.q": queries, "layers.3.latent": rows[None]}, path, {"kvplan": json.dumps(manifest)})
+    spec = load_model(MODEL)
+    group = choose_group(spec)
+    captured = load(path, group)
+    assert "captured Q, K and V of m (layers 3" in captured.label
+    layout = planned(spec, "fp8_ds_mla", 20, 1, None).group(group.name).layout
+    tiles = rows[:, :512].unflatten(-1, (4, 128))
+    scales = tiles.abs().amax(-1, keepdim=True) / 448
+    decoded = ((tiles / scales).to(torch.float8_e4m3fn).float() * scales).flatten(1)
+    stored, errors = torch.cat([decoded, rows[:, 512:].bfloat16().float()], 1), []
+    for n in range(5):
+        seen, kept = rows[: 16 + n].double(), stored[: 16 + n].double()
+        exact, other = ((queries[:, n].double() @ x.mT * 0.02).softmax(-1) @ x[:, :512] for x in (seen, kept))
+        errors.append((other - exact).norm(dim=-1) / exact.norm(dim=-1))
+    want = float(torch.stack(errors).mean())
+    assert captured.error(layout).both.output.mean == pytest.approx(want, rel=0.01)
+    assert main([*SMALL, "--tensors", str(SHIPPED)]) == ExitCode.INPUT
+    assert "9 query heads on 3 KV heads" in capsys.readouterr().err
 
 
 def test_the_candidates_of_a_latent() -> None:

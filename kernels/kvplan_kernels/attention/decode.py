@@ -157,7 +157,7 @@ def launch_mode(
     if fp8_domain:
         check_fp8_domain(cache.layout)
     return Mode(
-        rows, group, block_columns(rows, group),
+        rows, group, block_columns(rows, group, max(cache.layout.tensor(role).dim for role in "kv")),
         own=own, windowed=variant.window is not None, softcap=variant.softcap is not None,
         sinks=variant.sinks is not None, fp8=fp8_domain,
     )  # fmt: skip

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from kvplan_kernels.attention.load import power_of_two
 from kvplan_kernels.attention.step import NO_SCORE, P_SHIFT
-from kvplan_kernels.attention.tile import zero_planes
+from kvplan_kernels.attention.tile import float_exponent, zero_planes
 from kvplan_kernels.attention.work import busy_programs, find_request
 from kvplan_kernels.codecs.grid_tiles import unpack_e4m3
 from kvplan_kernels.dialect import INTERPRET, cast, dot, loop_bound
@@ -93,20 +93,26 @@ def attend_latent(
     # Each part is loaded where it is used, or all parts would lie in registers at once.
     values = ()
     scales = ()
+    top = tl.zeros([o_token.shape[0]], tl.float32)
     for i in tl.static_range(PARTS):
         b_values = tl.load(p_rows + i * WORDS, mask=m_token[None, :], other=0)
         if L.quantised:
             b_values = latent_values(b_values, NATIVE_FP8)
-            scales = scales + (tl.load(p_scale + i, mask=m_token, other=0.0),)
+            scales = scales + (tl.load(p_scale + i, mask=m_token, other=0.0) * UNIT,)
+            top = tl.maximum(top, scales[i])
             b_part = dot(tl.trans(b_values), q[i], tl.zeros(s.shape, tl.float32))
-            s += b_part * (scales[i] * UNIT)[:, None]
+            s += b_part * scales[i][:, None]
         else:
             s = dot(tl.trans(b_values), q[i], s)
         values = values + (b_values,)
     s = s * factor
     counts = (i_token + o_token)[:, None] < seen[None, :]
     s = tl.where(counts, s, NO_SCORE)
-    m_new = tl.maximum(m, tl.max(s, 0))
+    if L.quantised:
+        # Probabilities times scales go through fp16: the maximum counts a token's score with its largest scale.
+        m_new = tl.maximum(m, tl.max(s + float_exponent(top)[:, None], 0))
+    else:
+        m_new = tl.maximum(m, tl.max(s, 0))
     keep = tl.math.exp2(m - m_new)
     # A column that has seen nothing yet has no score to subtract.
     p = tl.where(counts, tl.math.exp2(s - (m_new - P_SHIFT)[None, :]), 0.0)
@@ -114,7 +120,7 @@ def attend_latent(
     new = ()
     for i in tl.static_range(PARTS):
         if L.quantised:
-            weighted = (p * (scales[i] * UNIT)[:, None]).to(tl.float16)
+            weighted = (p * scales[i][:, None]).to(tl.float16)
         else:
             weighted = cast(p, values[i].dtype)
         new = new + (dot(values[i], weighted, acc[i] * keep[None, :]),)

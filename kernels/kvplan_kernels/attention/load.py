@@ -10,7 +10,7 @@ import triton.language as tl
 from kvplan_kernels.attention.by_channel import load_channel_scales
 from kvplan_kernels.codecs.convert import round_e4m3
 from kvplan_kernels.codecs.grid_tiles import centre, channels, load_meta
-from kvplan_kernels.codecs.planar_tiles import query_plane
+from kvplan_kernels.codecs.planar_tiles import plane_weight, query_plane
 from kvplan_kernels.codecs.rows import meta_offset, word_offset
 from kvplan_kernels.dialect import cast
 
@@ -187,14 +187,6 @@ def load_query(
                 x = x * tl.load(p_scale, mask=o_word < K.words, other=0.0).to(tl.float32)[:, None]
             rows = rows + (x,)
             top = tl.maximum(top, tl.max(tl.max(tl.abs(x), 1), 0))
-    sums = ()
-    for g in tl.static_range(GROUPS):
-        total = tl.zeros([o_query.shape[0]], tl.float32)
-        for i_stripe in tl.static_range(STRIPES):
-            for j in tl.static_range(PLANES):
-                if (j * K.field_step + i_stripe * K.stripe_step) // K.group_width == g:
-                    total += tl.sum(rows[i_stripe * PLANES + j], 0)
-        sums = sums + (total,)
     unit, inverse = power_of_two(top)
     planes = ()
     for i_stripe in tl.static_range(STRIPES):
@@ -204,6 +196,19 @@ def load_query(
                 # Below 2, so below the largest e4m3 after this.
                 x = round_e4m3(x * 128.0) * 0.0078125
             planes = planes + (cast(x, DTYPE),)
+    # Where codes are in excess notation, of the planes as they were rounded: a code that stands for 0 then adds just 0.
+    sums = ()
+    for g in tl.static_range(GROUPS):
+        total = tl.zeros([o_query.shape[0]], tl.float32)
+        for i_stripe in tl.static_range(STRIPES):
+            for j in tl.static_range(PLANES):
+                if (j * K.field_step + i_stripe * K.stripe_step) // K.group_width == g:
+                    if centre(K) > 0:
+                        b_plane = planes[i_stripe * PLANES + j].to(tl.float32)
+                        total += tl.sum(b_plane, 0) * (unit * plane_weight(j, K))
+                    else:
+                        total += tl.sum(rows[i_stripe * PLANES + j], 0)
+        sums = sums + (total,)
     if K.static_items == 1:
         b_scale = tl.load(K_SCALE + (i_head if K.static_per_head else 0)).to(tl.float32)
         unit = unit * b_scale

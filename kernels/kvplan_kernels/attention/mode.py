@@ -11,6 +11,8 @@ from dataclasses import dataclass
 # Columns of a block where there are few and where there are many: the first fit one or two warps, 32 would spill there
 # and cost four warps as much as 64 do.
 FEW_COLUMNS, MANY_COLUMNS = 16, 64
+# Channels from which many columns need more shared memory than an SM has.
+WIDEST_OF_MANY = 256
 
 
 @dataclass(frozen=True)
@@ -56,10 +58,12 @@ class Mode:
         return self.softcap or self.sinks or self.own
 
 
-def block_columns(rows: int, group: int) -> int:
-    """Columns of a block: whole rows where they fit, all blocks but the last full."""
+def block_columns(rows: int, group: int, dim: int) -> int:
+    """Columns of a block for rows of at most `dim` channels: whole query rows where they fit, all blocks but the last
+    full."""
     total = rows * group
-    wanted = min(total, FEW_COLUMNS if total <= 2 * FEW_COLUMNS else MANY_COLUMNS)
+    few = total <= 2 * FEW_COLUMNS or dim > WIDEST_OF_MANY
+    wanted = min(total, FEW_COLUMNS if few else MANY_COLUMNS)
     return wanted - wanted % group if rows > 1 and group <= wanted else wanted
 
 

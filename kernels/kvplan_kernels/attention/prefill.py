@@ -38,6 +38,7 @@ class PrefillConfig:
 MOST_SPLITS, LEAST_TILES = 32, 4
 # What counts as a full device in the interpreter, so that its tests split too.
 INTERPRETED_PROGRAMS = 8
+LEAST_DIM, LARGEST_DIM = 16, 256
 # Rows of values up to so many channels leave registers for 64 scores of each query row.
 NARROW = 128
 # Two groups of four warps with 64 rows each: tiles for the 227 KiB of sm_90 and sm_100.
@@ -219,8 +220,8 @@ def check_prefill(
         raise ValueError(f"q, k, v are {shapes}, expected (B, R, HQ, Dk), (B, R, HKV, Dk), (B, R, HKV, Dv)")
     batch, rows, q_heads, dim_k = q.shape
     heads, dim_v = k.shape[2], v.shape[3]
-    if not all(16 <= d <= 256 and d % STRIDE_UNIT == 0 for d in (dim_k, dim_v)):
-        raise ValueError(f"head dimensions {dim_k} and {dim_v}: expected multiples of 8 from 16 to 256")
+    if not all(LEAST_DIM <= d <= LARGEST_DIM and d % STRIDE_UNIT == 0 for d in (dim_k, dim_v)):
+        raise ValueError(f"head dimensions {dim_k} and {dim_v}: multiples of 8 from {LEAST_DIM} to {LARGEST_DIM} fit")
     tensors = {"q": (q, q.shape), "k": (k, (batch, rows, heads, dim_k)), "v": (v, (batch, rows, heads, dim_v))}
     if prefix is not None:
         tokens = prefix[0].shape[2] if prefix[0].dim() == 4 else 0

@@ -164,10 +164,17 @@ def scale_exponent(top, V: tl.constexpr):
     if V.meta_storage == "fp16" or V.meta_storage == "fp8_e4m3":
         exponent = ((top >> 26) & 31) - 15
         raised = tl.maximum(exponent - 6, 0) + tl.maximum(tl.minimum(exponent + 8, 0), -7)
+        return raised.to(tl.float32)
     else:
-        # So far that neither probabilities nor their sum leave fp32.
-        raised = tl.maximum(((top >> 23) & 255) - 127, -64)
-    return raised.to(tl.float32)
+        return float_exponent(top.to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def float_exponent(x):
+    """Whole part of log2(x) of positive fp32 `x`, not so small that probabilities raised by it, or their sum, leave
+    fp32."""
+    bits = x.to(tl.int32, bitcast=True)
+    return tl.maximum(((bits >> 23) & 255) - 127, -64).to(tl.float32)
 
 
 @triton.jit

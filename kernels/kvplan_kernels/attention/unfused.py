@@ -23,8 +23,9 @@ from kvplan_kernels.codecs.rows import code_offset, meta_offset
 from kvplan_kernels.codecs.split import packed_tokens
 from kvplan_kernels.store.door import code_bits, meta_bits
 
-# Tokens per program.
-TILE_TOKENS = 32
+# Tokens per program, and elements of a row padded: more of them spill registers, and such a kernel for 576 channels
+# gave wrong rows on an H200.
+TILE_TOKENS, TILE_ELEMENTS = 32, 8192
 
 _NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 
@@ -201,7 +202,8 @@ def dequantise(cache: Cache, k_out: Tensor, v_out: Tensor) -> None:
 
 def launch_arguments(cache: Cache, k_out: Tensor, v_out: Tensor) -> tuple[list[Any], dict[str, Any], int]:
     """(arguments, constexprs, num_warps) of the kernel; also what the ahead-of-time compile tests compile."""
-    tile = min(TILE_TOKENS, triton.next_power_of_2(k_out.shape[2]))
+    widest = max(triton.next_power_of_2(out.shape[3]) for out in (k_out, v_out))
+    tile = min(TILE_TOKENS, max(1, TILE_ELEMENTS // widest), triton.next_power_of_2(k_out.shape[2]))
     args = [
         k_out, v_out, code_bits(cache, "k"), code_bits(cache, "v"), meta_bits(cache, "k"), meta_bits(cache, "v"),
         cache.layer_scale("k"), cache.layer_scale("v"), cache.static("k", "zero"), cache.static("v", "zero"),

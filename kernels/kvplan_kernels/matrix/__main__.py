@@ -8,6 +8,7 @@ import multiprocessing
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Collection
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +37,10 @@ def main(arguments: list[str] | None = None) -> int:
         report = reports[0]
         for other in reports[1:]:
             report.merge(other)
+    elif given.resume:
+        report = Report.from_json(json.loads(given.json.read_text()))
+        report.forget_failures()
+        report.merge(run(given, set(report.passed_cases)))
     else:
         report = run(given)
     _save(report, given.json)
@@ -51,11 +56,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the GPU; each compiles for itself")
     parser.add_argument("--shard", default="0/1", help="i/n: every n-th shape, from the i-th on")
     parser.add_argument("--limit-seconds", type=float, default=float("inf"), help="start no shape after this time")
+    parser.add_argument("--resume", action="store_true", help="run only cases that have not passed in the --json report")
     parser.add_argument("--merge", type=Path, nargs="+", help="add up reports of shards instead of running")
     return parser
 
 
-def run(given: argparse.Namespace) -> Report:
+def run(given: argparse.Namespace, passed: Collection[str] = ()) -> Report:
+    """Run the chosen cases but those whose digests are in `passed`."""
     from kvplan_kernels.matrix.report import Report
 
     report = Report(device(), given.seed)
@@ -65,6 +72,8 @@ def run(given: argparse.Namespace) -> Report:
         refused = case.refusal()
         if refused:
             report.infeasible[refused] += 1
+        elif case.digest in passed:
+            continue
         elif case.pool == "huge":
             last.append(case)
         else:
@@ -79,7 +88,7 @@ def run(given: argparse.Namespace) -> Report:
             _collect(report, *done.result())
             if time.monotonic() - saved > SAVE_SECONDS:
                 report.seconds, saved = time.monotonic() - start, time.monotonic()
-                _save(report, given.json)
+                _save(report, None if given.resume else given.json)
     # One at a time: each of these fills a good part of the GPU's memory.
     for case in last[index::count]:
         _collect(report, *run_group([case], given.seed, stop))

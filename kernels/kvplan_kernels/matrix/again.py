@@ -1,4 +1,5 @@
-"""The second decode of a case: what must not change the result, and what must change it as the reference says."""
+"""The second read of a case: what must not change the result, what must change it as the reference says, and other ways
+to read the same cache."""
 
 from __future__ import annotations
 
@@ -6,14 +7,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from kvplan_kernels.attention.config import default_config
+from kvplan_kernels.attention.prefix import Path, make_scratch, prefix_attention
+from kvplan_kernels.attention.reference import attention_reference
 from kvplan_kernels.cache import Cache
+from kvplan_kernels.matrix.data import make_chunk
 from kvplan_kernels.matrix.memory import make_cache
-from kvplan_kernels.store.reference import write_reference
+from kvplan_kernels.store.reference import read_reference, write_reference
 from kvplan_kernels.store.static import double_scales
-from kvplan_kernels.testing import as_bytes
+from kvplan_kernels.testing import FP8_DOMAIN, as_bytes
 
 if TYPE_CHECKING:
     from kvplan_kernels.matrix.run import Run
@@ -64,10 +69,43 @@ def _code(run: Run, out: Tensor) -> None:
     run.check("decode with one flipped V code", run.decode(changed, config=run.case.config), run.expected(changed))
 
 
+def _fp8_domain(run: Run, out: Tensor) -> None:
+    got = run.decode(run.cache, config=run.case.config, fp8_domain=True)
+    run.check("decode in the FP8 domain", got, run.expected(run.cache, fp8_domain=True), FP8_DOMAIN)
+    run.require(not torch.equal(got, out) or not out.any(), "decode in the FP8 domain rounds nothing")
+
+
+def _prefix(run: Run, path: Path) -> None:
+    """The queries as a chunk behind all stored rows, with 16-bit rows of its own that are not in the cache."""
+    case, cache = run.case, run.cache
+    q = run.q.view(len(case.counts), case.rows, -1, case.dims[0])
+    chunk = make_chunk(case, str(q.device), run.seed)
+    scratch = make_scratch(q, cache)
+    for rows in scratch:
+        rows.fill_(torch.nan)
+    out = torch.full((*q.shape[:3], case.dims[1]), torch.nan, device=q.device)
+    prefix_attention(
+        q, *chunk, cache, sm_scale=run.sm_scale, variant=run.variant, path=path, scratch=scratch, out=out
+    )  # fmt: skip
+
+    def behind(role: str, own: Tensor, b: int) -> Tensor:
+        stored = read_reference(cache, role, b)
+        # The scratch is in the queries' dtype.
+        stored = stored.to(q.dtype) if path == "dequantise" else stored
+        return torch.cat([stored.double(), own[b].transpose(0, 1).double()], 1)
+
+    rows = [lambda b, role=role, own=own: behind(role, own, b) for role, own in zip("kv", chunk, strict=True)]
+    want = attention_reference(q, *rows, cache.lengths + case.rows, run.sm_scale, run.variant)
+    run.check(f"prefix hit, {path}", out, want, empty=False)
+
+
 AGAIN: dict[str, Callable[[Run, Tensor], None]] = {
     "programs": _programs,
     "page size": _page_size,
     "order": _order,
     "scales": _scales,
     "code": _code,
+    "fp8 domain": _fp8_domain,
+    "prefix fused": lambda run, out: _prefix(run, "fused"),
+    "prefix dense": lambda run, out: _prefix(run, "dequantise"),
 }

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from functools import cache, cached_property
 from math import lcm
+from typing import Any
 
-from kvplan.errors import KvplanError
+from kvplan.errors import KvplanError, UnsupportedError
 from kvplan.formats.layout import BoundTensor, Layout
 from kvplan.units import cdiv
 from kvplan_kernels.attention.config import DecodeConfig, default_config
+from kvplan_kernels.attention.door import check_fp8_domain
 from kvplan_kernels.attention.mode import block_columns
+from kvplan_kernels.attention.prefill import LARGEST_DIM
 from kvplan_kernels.codecs.limits import check_kernel
 from kvplan_kernels.testing import layout_of
 
@@ -19,7 +23,7 @@ FORMATS = (
     "fp16 int8:head,asym", "bf16 int4:group/16,scale=bf16", "fp32 int4:group/32,asym", "int8 int8,asym",
     "int8,scale=bf16 int8,asym,scale=fp32", "int8:group/32 int8:group/16,asym", "int8:tensor,asym int8:tensor",
     "int8:head fp8_e4m3:head", "int8:channel,asym fp8_e4m3", "fp8_e4m3:token fp8_e5m2:token,scale=bf16",
-    "fp8_e5m2 int8:channel", "fp8_e5m2:head int4:channel,asym", "int4 int4:token,asym",
+    "fp8_e4m3:head fp8_e4m3", "fp8_e5m2 int8:channel", "fp8_e5m2:head int4:channel,asym", "int4 int4:token,asym",
     "int4:group/32,asym int2:group/32", "int2:token,asym int2:head", "nvfp4 mxfp4", "mxfp8 nvfp4",
     "int4:token,asym,rot int3,rot",
     "int2:channel/32,asym,recent=32 int2:group/32,asym,recent=32",
@@ -44,7 +48,9 @@ AXES: dict[str, tuple] = {
     "write": ("bulk", "pieces", "tokens", "fused"),
     "calibration": ("fit", "clip"),
     "queries": ("unit", "tiny", "large", "sharp"),
-    "again": ("programs", "page size", "order", "scales", "code"),
+    "again": (
+        "programs", "page size", "order", "scales", "code", "fp8 domain", "prefix fused", "prefix dense",
+    ),
 }
 """Every value of every axis that the interpreter can run."""
 
@@ -68,8 +74,8 @@ class Case:
         dirt: what unused bytes hold when the cache is read: NaN, infinities, or rows of an earlier sequence.
         write: in one call, in pieces at odd offsets, token by token at the end, or from a fused (strided) projection.
         calibration: static scales fit the rows or clip them.
-        queries: magnitude of the queries; `sharp` has logits far beyond fp16.
-        again: what is changed for the second decode.
+        queries: magnitude of the queries; `sharp` has logits whose exponentials leave fp32.
+        again: what is changed for the second read, or what reads: see again.py.
         pool: `huge` has more than 2^31 elements and the sequences' pages at its end.
     """
 
@@ -90,6 +96,10 @@ class Case:
     again: str = "programs"
     pool: str = "small"
 
+    @classmethod
+    def from_json(cls, stored: dict[str, Any]) -> Case:
+        return cls(**{**stored, "dims": tuple(stored["dims"])})
+
     @cached_property
     def layout(self) -> Layout:
         """Raises what the grammar and the layout refuse."""
@@ -106,7 +116,7 @@ class Case:
     @property
     def columns(self) -> int:
         """Query columns of a block, as the decode launcher cuts them."""
-        return block_columns(self.rows, self.group)
+        return block_columns(self.rows, self.group, max(self.dims))
 
     @property
     def window(self) -> int | None:
@@ -140,15 +150,12 @@ class Case:
             "long": (70_001,),
         }[self.lengths]
 
-    @property
-    def num_pages(self) -> int:
+    def num_pages(self, page_size: int) -> int:
         """Pages of the pool; two or more belong to nobody."""
-        need = len(self.counts) * cdiv(max(1, *self.counts), self.page_size) + 2
+        need = len(self.counts) * cdiv(max(1, *self.counts), page_size) + 2
         if self.pool == "small":
             return need
-        return need + cdiv(
-            HUGE_ELEMENTS, self.heads * self.page_size * min(v.words for v in map(self.layout.view, "kv"))
-        )
+        return need + cdiv(HUGE_ELEMENTS, self.heads * page_size * min(v.words for v in map(self.layout.view, "kv")))
 
     @property
     def effort(self) -> float:
@@ -185,9 +192,32 @@ class Case:
             found["calibration"] = "only static scales can be calibrated too narrowly"
         if self.again == "scales" and (not self.layout.view("k").quantised or self.data == "overflow"):
             found["again"] = "there are no scales to double, or they are as large as can be"
+        if self.again == "fp8 domain" and not _has_fp8_domain(self.layout):
+            found["again"] = "only fp8_e4m3 with static scales has an FP8 domain"
+        if self.again.startswith("prefix") and max(self.dims) > LARGEST_DIM:
+            found["again"] = f"chunks have at most {LARGEST_DIM} channels"
+        k = self.layout.view("k")
+        if self.queries == "sharp" and (k.rot or k.by_channel or k.nested or k.static_items > 1):
+            found["queries"] = "queries that are scaled by channel, turned or combined are rounded once more"
+        if self.data == "offset" and self.variant in ("softcap", "sinks", "all three"):
+            found["data"] = "beside a softcap or a sink the rounding of what all logits have in common counts"
+        if self.dtype == "fp16" and self.layout.view("k").number == "bf16":
+            found["dtype"] = "bf16 keys round fp16 queries"
+        v, in_bf16 = self.layout.view("v"), self.dtype == "bf16"
+        if self.data == "outlier" and (v.number == "bf16" or (in_bf16 and (v.recent or self.again.startswith("prefix")))):
+            found["data"] = "one outlier among bf16 values shows the rounding of one probability to 8 bits"
+        if self.data == "denormal" and self.queries == "sharp":
+            found["data"] = "codes of 0 and 1 are small beside their excess, whose rounding decides sharp logits"
+        if self.data == "denormal" and self.dtype == "fp16" and self.again == "prefix dense":
+            found["data"] = "a scratch of fp16 has no digits for these rows"
         if self.data == "overflow" and self.dtype == "fp16":
             found["data"] = "fp16 rows cannot overflow a scale"
         return found
+
+    @property
+    def digest(self) -> str:
+        """Names the case in reports."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:10]
 
     @property
     def other_page(self) -> int:
@@ -218,6 +248,14 @@ def _refusal(formats: str, dims: tuple[int, int], heads: int, dtype: str, page_s
     except KvplanError as error:
         return error.message
     return None
+
+
+def _has_fp8_domain(layout: Layout) -> bool:
+    try:
+        check_fp8_domain(layout)
+    except UnsupportedError:
+        return False
+    return True
 
 
 def _around(edge: int) -> tuple[int, ...]:

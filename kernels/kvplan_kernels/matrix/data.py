@@ -14,7 +14,7 @@ from kvplan_kernels.matrix.cases import Case
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 FACTORS = {"unit": 1.0, "tiny": 1e-4, "large": 1e4, "sharp": 1.0}
-SHARPNESS = 1000.0
+SHARPNESS = 100.0
 # The largest fp16 would round up to infinity on its way through bf16.
 FP16_MAX = 60000.0
 
@@ -48,6 +48,17 @@ def make_queries(case: Case, device: str, seed: int) -> Tensor:
     return (q * FACTORS[case.queries]).to(DTYPES[case.dtype]).to(device)
 
 
+def make_chunk(case: Case, device: str, seed: int) -> tuple[Tensor, Tensor]:
+    """K and V `(B, R, HKV, D)` of the case's kind and dtype: a chunk's own rows, which are never stored."""
+    draw = torch.Generator().manual_seed(seed + 3)
+    made = []
+    for role, dim in zip("kv", case.dims, strict=True):
+        x = torch.randn(len(case.counts), case.rows, case.heads, dim, generator=draw)
+        x = KINDS[case.data](x, case.layout.view(role))
+        made.append((x.clamp(-FP16_MAX, FP16_MAX) if case.dtype == "fp16" else x).to(DTYPES[case.dtype]).to(device))
+    return made[0], made[1]
+
+
 def make_variant(case: Case, device: str, seed: int) -> Variant:
     sinks = torch.randn(case.heads * case.group, generator=torch.Generator().manual_seed(seed + 2)).to(device)
     return Variant(
@@ -58,7 +69,7 @@ def make_variant(case: Case, device: str, seed: int) -> Variant:
 
 
 def softmax_scale(case: Case, k: Tensor) -> float:
-    """A scale that gives logits a spread of about 1 (`sharp`: 1000), so that the softmax says something about K.
+    """A scale that gives logits a spread of about 1 (`sharp`: 100), so that the softmax says something about K.
 
     With keys of 1e8 and the usual Dk ** -0.5, one rounding of a logit would decide the output alone. Keys whose spread
     is below the least range of their format count as spread by that range.

@@ -18,7 +18,7 @@ INFINITY = {"fp16": 0x7C00, "bf16": 0x7F80}
 
 def make_cache(case: Case, page_size: int, device: str) -> Cache:
     """An empty cache on shuffled pages, guard pages among them; in a `huge` pool on its last pages."""
-    pages = case.num_pages
+    pages = case.num_pages(page_size)
     cache = allocate(
         case.layout, num_sequences=len(case.counts), max_tokens=max(1, *case.counts), page_size=page_size,
         device=device, num_pages=pages, shuffle=torch.Generator().manual_seed(pages),

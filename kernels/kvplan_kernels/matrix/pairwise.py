@@ -123,4 +123,4 @@ def load(path: Path) -> list[Case]:
     """Inverse of `dump`."""
     stored = json.loads(path.read_text())
     rows: list[dict[str, Any]] = [dict(zip(stored["columns"], row, strict=True)) for row in stored["cases"]]
-    return [Case(**{**row, "dims": tuple(row["dims"])}) for row in rows]
+    return [Case.from_json(row) for row in rows]

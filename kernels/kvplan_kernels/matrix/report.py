@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from kvplan_kernels.matrix.cases import Case
 from kvplan_kernels.matrix.run import PHASES, Outcome
 from kvplan_kernels.matrix.traps import TRAPS, missing, traps_of
 
@@ -25,6 +26,8 @@ class Report:
         not_run: cases for which there was no time left.
         ties: values exactly between two codes.
         largest_error: relative error of the worst decode that passed.
+        failures: case, phases, lines of each case that failed.
+        passed_cases: digests of the others, for `--resume`.
     """
 
     device: dict[str, str]
@@ -39,21 +42,34 @@ class Report:
     infeasible: Counter[str] = field(default_factory=Counter)
     refused: Counter[str] = field(default_factory=Counter)
     failures: list[dict[str, Any]] = field(default_factory=list)
+    passed_cases: list[str] = field(default_factory=list)
 
     def add(self, outcome: Outcome) -> None:
-        self.cases += 1
+        self._count(outcome.case, outcome.phases, 1)
         self.ties += outcome.ties
-        for phase, said in outcome.phases.items():
-            status, _, words = said.partition(": ")
-            self.phases[phase][status] += 1
-            if words:
-                self.refused[f"{phase}: {words}"] += 1
-        ran = {phase for phase, said in outcome.phases.items() if not said.startswith("refused")}
-        self.traps.update(name for name in traps_of(outcome.case) if TRAPS[name].phase in ran)
         if outcome.failures:
-            self.failures.append({"case": asdict(outcome.case), "failures": outcome.failures})
+            case = asdict(outcome.case)
+            self.failures.append({"case": case, "phases": outcome.phases, "failures": outcome.failures})
         else:
+            self.passed_cases.append(outcome.case.digest)
             self.largest_error = max(self.largest_error, outcome.error)
+
+    def _count(self, case: Case, phases: dict[str, str], weight: int) -> None:
+        self.cases += weight
+        for phase, said in phases.items():
+            status, _, words = said.partition(": ")
+            self.phases[phase][status] += weight
+            if words:
+                self.refused[f"{phase}: {words}"] += weight
+        ran = {phase for phase, said in phases.items() if not said.startswith("refused")}
+        for name in traps_of(case):
+            self.traps[name] += weight * (TRAPS[name].phase in ran)
+
+    def forget_failures(self) -> None:
+        """Take failed cases out of the counts: they are run again."""
+        for failed in self.failures:
+            self._count(Case.from_json(failed["case"]), failed["phases"], -1)
+        self.failures, self.not_run = [], 0
 
     def merge(self, other: Report) -> None:
         assert (self.device, self.seed) == (other.device, other.seed), "shards of different runs"
@@ -61,7 +77,10 @@ class Report:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.largest_error = max(self.largest_error, other.largest_error)
         self.failures += other.failures
-        for name in ("traps", "infeasible", "refused"):
+        self.passed_cases += other.passed_cases
+        # Every shard names all combinations that do not exist.
+        self.infeasible |= other.infeasible
+        for name in ("traps", "refused"):
             getattr(self, name).update(getattr(other, name))
         for phase, counts in other.phases.items():
             self.phases[phase].update(counts)

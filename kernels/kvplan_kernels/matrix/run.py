@@ -27,7 +27,7 @@ from kvplan_kernels.matrix.memory import declared_bytes, invert, make_cache, soi
 from kvplan_kernels.store.append import append
 from kvplan_kernels.store.reference import read_reference, write_reference
 from kvplan_kernels.store.static import calibrate_cache, get_static
-from kvplan_kernels.testing import DEVICE, KERNEL, as_bytes, relative_error, written_bytes
+from kvplan_kernels.testing import DEVICE, KERNEL, Tolerance, as_bytes, relative_error, written_bytes
 
 # Static scales cover this part of the data in cases that are to clip.
 CLIP_MARGIN = 0.5
@@ -78,10 +78,12 @@ class Run:
 
         return run
 
-    def expected(self, cache: Cache) -> Tensor:
+    def expected(self, cache: Cache, *, fp8_domain: bool = False) -> Tensor:
         """Float64 attention on what `cache` holds."""
-        stored = [lambda b, role=role: read_reference(cache, role, b) for role in "kv"]
-        return attention_reference(self.q, stored[0], stored[1], cache.lengths, self.sm_scale, self.variant)
+        k, v = (lambda b, role=role: read_reference(cache, role, b) for role in "kv")
+        return attention_reference(
+            self.q, k, v, cache.lengths, self.sm_scale, self.variant, fp8_domain=fp8_domain
+        )  # fmt: skip
 
     def decode(self, cache: Cache, **given: object) -> Tensor:
         """The kernel's output in fp32, written over NaN."""
@@ -89,19 +91,21 @@ class Run:
         out = torch.full(shape, torch.nan, device=self.q.device)
         return decode(given.pop("q", self.q), cache, sm_scale=self.sm_scale, variant=self.variant, out=out, **given)  # type: ignore[arg-type]
 
-    def check(self, what: str, out: Tensor, want: Tensor) -> None:
-        """Hold every request to the tolerance table by itself; an empty one gives zeros."""
+    def check(
+        self, what: str, out: Tensor, want: Tensor, tolerance: Tolerance = KERNEL, *, empty: bool = True
+    ) -> None:
+        """Hold every request to the tolerance table by itself; with `empty` one of length 0 gives zeros."""
         # The output is fp32: beside a sink far above all logits the exact result is smaller than its smallest number.
         want = want.float()
         for b, count in enumerate(self.case.counts):
-            if count == 0:
+            if count == 0 and empty:
                 self.require(not bool(out[b].any()), f"{what}: request {b} of length 0 is not zero")
                 continue
             finite = want[b].isfinite()
             error = relative_error(out[b][finite], want[b][finite]) if finite.any() else None
-            good = bool((out[b].isfinite() == finite).all()) and (error is None or KERNEL.accepts(error))
+            good = bool((out[b].isfinite() == finite).all()) and (error is None or tolerance.accepts(error))
             self.require(good, f"{what}: request {b} of {count} tokens: {error}")
-            if error is not None:
+            if error is not None and tolerance is KERNEL:
                 self.outcome.error = max(self.outcome.error, error.relative)
 
     def require(self, good: bool, failure: str) -> None:

@@ -83,6 +83,10 @@ def _clipped(case: Case, number: str) -> bool:
     return case.calibration == "clip" and any(v.number == number and v.has_static_scale for v in _views(case))
 
 
+def _prefix(path: str) -> Callable[[Case], bool]:
+    return lambda case: case.again == f"prefix {path}" and max(case.counts) > 0
+
+
 TRAPS: dict[str, Trap] = {
     # Lengths.
     "length 0": Trap("decode", _lengths(0)),
@@ -123,7 +127,7 @@ TRAPS: dict[str, Trap] = {
     "rows of a fused projection": Trap("append", lambda case: case.write == "fused"),
     "writes at odd offsets": Trap("append", lambda case: case.write == "pieces" and max(case.counts) > 8),
     "a pool of more than 2^31 elements": Trap(
-        "decode", lambda case: case.pool == "huge" and case.num_pages * _page_words(case) > HUGE_ELEMENTS, gpu=True
+        "decode", lambda case: case.pool == "huge" and case.num_pages(case.page_size) * _page_words(case) > HUGE_ELEMENTS, gpu=True
     ),
     "no memory but the workspace": Trap("fusion", lambda case: True, gpu=True),
     # Shapes.
@@ -150,7 +154,7 @@ TRAPS: dict[str, Trap] = {
     ),
     "sinks of a request without tokens": Trap("decode", lambda case: case.variant == "sinks" and 0 in case.counts),
     # Queries.
-    "logits far beyond fp16": Trap("decode", lambda case: case.queries == "sharp"),
+    "logits whose exponentials leave fp32": Trap("decode", lambda case: case.queries == "sharp"),
     "tiny queries": Trap("decode", lambda case: case.queries == "tiny"),
     "queries near the end of fp16": Trap("decode", lambda case: case.queries == "large"),
     # Numbers, one by one.
@@ -166,9 +170,23 @@ TRAPS: dict[str, Trap] = {
     "other batch order": Trap("decode", lambda case: case.again == "order" and len(case.counts) > 1),
     "doubled scales are obeyed": Trap("decode", lambda case: case.again == "scales"),
     "a flipped code is obeyed": Trap("decode", lambda case: case.again == "code"),
+    # Other readers of the same cache.
+    "FP8 domain": Trap("decode", lambda case: case.again == "fp8 domain"),
+    "FP8 domain: several query rows": Trap("decode", lambda case: case.again == "fp8 domain" and case.rows > 1),
+    "a chunk behind quantised rows, fused": Trap("decode", _prefix("fused")),
+    "a chunk behind quantised rows, dequantised once": Trap("decode", _prefix("dense")),
+    "a chunk behind an empty prefix": Trap(
+        "decode", lambda case: case.again.startswith("prefix") and 0 in case.counts
+    ),
+    "a chunk behind rows that wait": Trap("decode", lambda case: _prefix("fused")(case) and case.recent > 0),
+    "a chunk behind rows, within a window": Trap(
+        "decode", lambda case: case.again.startswith("prefix") and 0 < (case.window or 0) <= max(case.counts)
+    ),
 }
 
 ELSEWHERE = {
+    "MLA latents: lengths, page edges, dirt, heads, rows, scales": "tests/kernels/test_latent.py, test_latent_gpu.py",
+    "prefill without a prefix": "tests/kernels/test_prefill.py, test_prefill_gpu.py",
     "compiler: spills, shared memory, asynchronous copies, warp replication": "tests/kernels/test_aot.py",
     "captured graphs that follow shrunken lengths": "tests/kernels/test_gpu.py",
     "not-a-number and infinity among the rows that are stored": "tests/kernels/test_append.py, test_decode.py",

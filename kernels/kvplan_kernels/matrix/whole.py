@@ -21,7 +21,8 @@ SAME = tuple(f"{f} {f}" for f in WITH_KERNEL if f != "int8:channel/8,asym,recent
 # Shapes of a pair of formats that differ: they have every dimension as K or V beside themselves already.
 SHAPES_OF_A_MIXED_PAIR = 3
 LENGTHS = (*AXES["lengths"], "many pages")
-# Kinds of lengths and of writing per shape, and cases per shape: more of the former are more kernels to compile.
+# Kinds of lengths and of writing per shape, and cases per shape; `again` has two values in a shape. More of them are more
+# kernels to compile.
 LENGTHS_PER_SHAPE, WRITES_PER_SHAPE, CASES_PER_SHAPE = 4, 2, 8
 HEADS = (1, 2, 3, 8)
 ROWS = (1, 1, 2, 4)
@@ -58,7 +59,7 @@ def _of_shape(formats: str, dims: tuple[int, int], turn: int) -> Iterator[Case]:
             group=at(AXES["group"], turn * 3),
             heads=at(HEADS, turn),
             rows=at(ROWS, turn),
-            variant="plain" if n % 2 else at(AXES["variant"], turn),
+            variant="plain" if turn % 2 else at(AXES["variant"], turn // 2),
             dtype=at(AXES["dtype"], turn),
             lengths=at(LENGTHS, turn + n % LENGTHS_PER_SHAPE),
             write=at(AXES["write"], turn + n % WRITES_PER_SHAPE),
@@ -66,13 +67,13 @@ def _of_shape(formats: str, dims: tuple[int, int], turn: int) -> Iterator[Case]:
             dirt=at(AXES["dirt"], turn + n // 2),
             calibration=at(AXES["calibration"], turn + n // 3),
             queries=at(AXES["queries"], turn + n // 4),
-            again=at(AXES["again"], turn + n // 2),
+            again=at(AXES["again"], turn + n // 4 * 3),
         )
         if case.shape_refusal():
             yield case
             continue
         # A value that says nothing for these formats gives way to the next one.
-        for axis in ("lengths", "data", "calibration", "again"):
+        for axis in ("dtype", "lengths", "data", "calibration", "queries", "again"):
             values = LENGTHS if axis == "lengths" else AXES[axis]
             start = values.index(getattr(case, axis))
             turned = (replace(case, **{axis: value}) for value in (*values[start:], *values[:start]))
