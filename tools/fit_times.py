@@ -19,7 +19,7 @@ from kvplan.specs.load import load_device
 REPO = Path(__file__).resolve().parents[1]
 REPORT = Path("docs/results/decode_h200.json")
 VALIDATIONS = tuple(
-    Path(f"docs/results/validate_llama-3.1-8b_32k_x16_{name}_h200.json") for name in ("all_partial", "fp4", "kivi")
+    Path(f"docs/results/validate_llama-3.1-8b_32k_x16_{name}_h200.json") for name in ("all", "fp4", "kivi")
 )
 """16 x 32,768 tokens of one layer, head_dim 128, on the H200."""
 

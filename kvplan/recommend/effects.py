@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from kvplan.formats.grammar import PLAIN, Named, parse_any
 from kvplan.memory.figures import KvFigures
 from kvplan.plan import figures_at
-from kvplan.recommend.engine_facts import published
+from kvplan.recommend.engine_facts import own_latent, published
 from kvplan.recommend.evidence import MEASURED, has_k_bias, k_sensitive
 from kvplan.recommend.scored import Scored
 from kvplan.units import format_bytes
@@ -37,6 +37,7 @@ def effects(shown: Scored, native: Scored | None, choices: list[Scored]) -> Iter
         residual = _most_residual(choices, shown)
         if residual is not None and residual is not quantised:
             yield from _gain(residual, native)
+    yield from own_latent(shown.resolved)
     yield from _window(shown)
     yield from _hardware(shown)
     if shown.resolved.engine and quantised is not None:

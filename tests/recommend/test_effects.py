@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvplan.recommend import Recommendation, RecommendRequest, recommend
+from kvplan.recommend.engine_facts import LATENT_SLOWER
+
+RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
 
 
 def ask(model: str = "llama-3.1-8b", gpu: str = "h200", **fields: Any) -> Recommendation:
@@ -90,6 +95,17 @@ def test_published_speeds_are_quoted_for_engines() -> None:
     result = ask(engine="vllm", concurrency=40)
     assert "bytes halve, latency hardly moves" in effect(result, "published: int8 per token and head")
     assert result.recommended and result.recommended.candidate.attention.seconds is None
+
+
+def test_a_quantised_latent_is_for_room_not_for_speed() -> None:
+    result = ask("deepseek-v3", gpus=8, concurrency=200)
+    assert "1.5 to 2 times as long as 16 bit" in effect(result, "fp8_ds_mla takes")
+    ratios = []
+    for name in ("deepseek-v2-lite_4k_x64", "deepseek-v3_32k_x16"):
+        stored = json.loads((RESULTS / f"validate_{name}_h200.json").read_text(encoding="utf-8"))
+        times = {r["format"]: r["times"]["fused_seconds"] for r in stored["results"]}
+        ratios.append(times["fp8_ds_mla"] / times["bf16"])
+    assert ratios == pytest.approx(LATENT_SLOWER, abs=0.05)
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def test_stored_reports_beside_the_time_model() -> None:
     assert found["wide"] == [] and found["swapped"] == []
     assert all(r["measured"] > 1e-4 for r in found["rows"])
     stored = json.loads((REPO / "docs" / "results" / "recommend_times_h200.json").read_text(encoding="utf-8"))
-    assert len(stored["reports"]) == 6 and sum(len(r["rows"]) for r in stored["reports"]) > 40
+    assert len(stored["reports"]) == 8 and sum(len(r["rows"]) for r in stored["reports"]) > 40
     assert all(not r["wide"] and not r["swapped"] for r in stored["reports"])
 
 
