@@ -26,7 +26,7 @@ class ExitCode(IntEnum):
     NO_DEVICE = 5
     """A GPU (or torch and Triton) is needed and is not there."""
     CHECK_FAILED = 6
-    """A validation ran and one of its correctness checks is red."""
+    """A validation ran and one of its correctness checks is red, or a checked configuration no longer holds."""
     INTERRUPTED = 130
     """Stopped by Ctrl-C; finished results were kept."""
 

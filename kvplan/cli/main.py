@@ -26,7 +26,11 @@ COMMANDS = {
     "layouts": ("kvplan.cli.layouts", "All layouts of N GPUs that a model allows, ranked by the cache they hold."),
     "diff": ("kvplan.cli.diff", "Two plans side by side: stored ones, or models with options."),
     "engines": ("kvplan.cli.engines", "Inference engines: versions, cache formats, options and block rules."),
-    "recommend": ("kvplan.cli.recommend", "Which cache format to use for a model on a GPU, and why."),
+    "recommend": ("kvplan.cli.recommend", "Which cache to use for a model on a GPU: formats, layers, layout, and why."),
+    "check": (
+        "kvplan.cli.check",
+        "A gate for CI: whether a recommended configuration still fits and keeps its bounds.",
+    ),
     "reconcile": ("kvplan.cli.reconcile", "A start-up log of an engine, each figure explained by kvplan's own."),
     "show": ("kvplan.cli.show", "A stored result, drawn again."),
     "report": ("kvplan.cli.report", "A stored result as HTML, Markdown or a picture."),

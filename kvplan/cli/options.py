@@ -137,8 +137,24 @@ GPU_OPTIONS = ("gpu", "gpu_memory", "bandwidth", "util", "weights_dtype", "beyon
 WORKLOAD_OPTIONS = ("lengths", "shared_prefix", "samples", "draft", "calibration")
 ENGINE_OPTIONS = ("engine", "engine_version", "engine_options")
 
-model_argument = click.argument("model", shell_complete=complete.models)
-"""`MODEL`, passed on as `model`."""
+
+def _model(context: click.Context, _param: click.Parameter, text: str) -> str:
+    """A configuration that `kvplan recommend --out` wrote stands for its model, and for options that are not given."""
+    if not text.lower().endswith((".yaml", ".yml")):
+        return text
+    # Imported here: most people name a model.
+    from kvplan.recommend.config import command_defaults, is_config, read_config
+
+    if not is_config(Path(text)):
+        return text
+    config = read_config(Path(text))
+    takes = {p.name for p in context.command.params if p.name}
+    context.default_map = {**(context.default_map or {}), **command_defaults(config, takes)}
+    return config.request.model
+
+
+model_argument = click.argument("model", shell_complete=complete.models, is_eager=True, callback=_model)
+"""`MODEL`, passed on as `model`: a name, a spec's path, or a stored configuration."""
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 """`--json`, passed on as `as_json`."""

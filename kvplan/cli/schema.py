@@ -21,8 +21,8 @@ def _kinds(_context: click.Context, _parameter: click.Parameter, incomplete: str
 def command(kind: str | None) -> None:
     """Print the JSON schema (draft 2020-12) of a KIND of result, made from its own class.
 
-    KIND is plan, recommendation, validation, reconciliation, diff, layouts, solution, quality,
-    prediction, specs, engines or doctor.
+    KIND is plan, recommendation, fleet, validation, reconciliation, diff, layouts, solution,
+    quality, prediction, specs, engines or doctor.
 
     \b
     Examples:

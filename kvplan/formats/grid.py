@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from math import gcd
 
 from kvplan.errors import UsageError
@@ -72,7 +73,12 @@ def bind(tensors: Iterable[Tensor], heads: int, model_dtype: str) -> Layout:
     Raises:
         UsageError: a format that does not fit the geometry or the tensor.
     """
-    stored = tuple(tensors)
+    return _bind(tuple(tensors), heads, model_dtype)
+
+
+@lru_cache(maxsize=4096)
+def _bind(stored: tuple[Tensor, ...], heads: int, model_dtype: str) -> Layout:
+    """Layouts are frozen, and a search asks for each of them in every layout of GPUs."""
     names = [t.format.name for t in stored if isinstance(t.format, Named)]
     if any(name.startswith("turboquant") for name in names):
         from kvplan.formats.turboquant import bind_joint

@@ -61,8 +61,11 @@ class CacheFormats:
         """(name, layers, formats) of the parts into which the rules cut a group, in the order of their first layers."""
         together: dict[tuple[Format | Named, ...], list[int]] = {}
         used = TENSORS.get(getattr(group, "role", group.kind), ())
+        known: dict[tuple[bool, ...], CacheFormats] = {}
         for layer in layers if self.rules else ():
-            formats = self.of_layer(layer)
+            # Layers that the same rules name have the same formats.
+            named = tuple(layer in rule.layers for rule in self.rules)
+            formats = known.get(named) or known.setdefault(named, self.of_layer(layer))
             together.setdefault(tuple(getattr(formats, role) for role in used), []).append(layer)
         if len(together) < 2:
             return [(group.name, layers, self.of_layer(layers[0]))]

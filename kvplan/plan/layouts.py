@@ -111,8 +111,8 @@ def rank_layouts(
     )
 
 
-def _shardings(first: Resolved, gpus: int) -> Iterator[dict[str, Any]]:
-    spec = first.spec
+def shardings(spec: ModelSpec, gpus: int) -> Iterator[dict[str, Any]]:
+    """The fields of a request for every legal layout of that many GPUs."""
     latent = "latent" in roles(spec)
     tps = legal_tps(spec)
     for tp in tps:
@@ -130,7 +130,7 @@ def _shardings(first: Resolved, gpus: int) -> Iterator[dict[str, Any]]:
 
 
 def _rows(first: Resolved, base: PlanRequest, gpus: int) -> Iterator[dict[str, Any]]:
-    for sharding in _shardings(first, gpus):
+    for sharding in shardings(first.spec, gpus):
         try:
             resolved = resolve(base.model_copy(update=sharding), first.spec, first.device)
         except (UsageError, UnsupportedError):

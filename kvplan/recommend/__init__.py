@@ -1,4 +1,4 @@
-"""Which cache format to choose: candidates enumerated, ranked by what is known, explained."""
+"""What to choose for a cache: every choice computed, ranked by what is known, explained."""
 
 from kvplan.recommend.advise import recommend
 from kvplan.recommend.types import Recommendation, RecommendRequest

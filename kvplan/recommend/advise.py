@@ -1,123 +1,172 @@
-"""The choice: among 16 and 8 bit with known quality, the least loss that fits; if nothing fits, the most requests."""
+"""`kvplan recommend`: search, choose, explain."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
 
 from kvplan import __version__
 from kvplan.engines import load_engine
 from kvplan.engines.shared.select import choose_version
+from kvplan.formats.grammar import PLAIN
+from kvplan.memory.groups import DTYPES
 from kvplan.plan.compose import device_summary, model_summary
-from kvplan.recommend.candidates import enumerate_candidates
-from kvplan.recommend.evidence import BASIS
-from kvplan.recommend.types import Candidate, Choice, Recommendation, RecommendRequest
-from kvplan.specs.load import load_device, load_model
-from kvplan.units import format_bytes
-
-NEAR = 0.97
-"""When nothing fits, a candidate with this share of the most requests counts as good as the one with most."""
-NO_ENGINE = "This names a format, not an engine's flag: --engine NAME says what an engine has."
-ENGINE_TIME = "Times are not predicted: kvplan's time model is of its own kernels, not of an engine's."
-PREDICTED = (
-    "Times are predicted (fixed time plus bytes over a share of the read roof), not measured: see kvplan validate."
+from kvplan.plan.launch import launch_of
+from kvplan.recommend.bounds import Bounds, bounds_of
+from kvplan.recommend.choose import choose
+from kvplan.recommend.config import config_text
+from kvplan.recommend.effects import effects
+from kvplan.recommend.engine_offers import engine_support, support
+from kvplan.recommend.evidence import Body, Evidence
+from kvplan.recommend.explain import changes, name, why, why_not
+from kvplan.recommend.latency import Measured, step_range
+from kvplan.recommend.relax import relaxations
+from kvplan.recommend.scored import Scored, Scorer, pareto
+from kvplan.recommend.search import Say, Search
+from kvplan.recommend.types import (
+    Candidate,
+    CapacityResult,
+    Choice,
+    LatencyResult,
+    Layout,
+    QualityResult,
+    Recommendation,
+    RecommendRequest,
+    StepResult,
 )
+from kvplan.specs.load import load_device, load_model
+
+NO_ENGINE = "This names formats, not an engine's flags: --engine NAME says what an engine has."
+SPREAD = "Step times and throughput are ranges from a model of the step, not measurements; kvplan validate measures."
 
 
-def recommend(request: RecommendRequest) -> Recommendation:
-    """Compute every candidate, mark the Pareto set, choose one and say why.
+def recommend(
+    request: RecommendRequest,
+    bodies: Sequence[Body] = (),
+    measured: Measured | None = None,
+    say: Say = lambda _: None,
+    exhaustive: bool = False,
+) -> Recommendation:
+    """Compute every choice that can be best, choose one and say why.
+
+    Args:
+        bodies: evidence of quality of this very model.
+        measured: attention times of a validation report.
+        say: told what is being computed.
 
     Raises:
-        UsageError, InputError, UnsupportedError: as `kvplan.plan.make_plan`.
+        UsageError: bounds that contradict each other, an unknown engine version, an illegal layout.
+        InputError, UnsupportedError: as `kvplan.plan.make_plan`.
     """
+    bounds = bounds_of(request)
     spec, device = load_model(request.model), load_device(request.gpu)
-    notes = [] if request.engine else [NO_ENGINE, PREDICTED]
+    notes = [] if request.engine else [NO_ENGINE]
     if request.context is None:
         request = request.model_copy(update={"context": spec.max_context})
         notes.insert(0, f"No context given: compared at the model's maximum, {spec.max_context:,} tokens.")
-    found, refused = enumerate_candidates(request, spec, device)
     if request.engine:
         version = choose_version(load_engine(request.engine), request.engine_version)
         request = request.model_copy(update={"engine_version": version})
-        notes += [ENGINE_TIME, *(f"Not offered: {_asked(r.formats)}: {r.reason}." for r in refused)]
-    candidates = tuple(c.model_copy(update={"pareto": c.ranked and _undominated(c, found)}) for c in found)
-    order = _ranking(candidates, request.concurrency)
-    best = order[0]
-    native = candidates[0]
-    runner = next((c for c in order[1:] if c.pareto), order[1] if len(order) > 1 else None)
+    evidence = Evidence(spec, bodies)
+    search = Search(request, spec, device, evidence, Scorer(evidence, device, bounds, measured))
+    found = search.run(exhaustive, say)
+    chosen = choose(found.choices, bounds)
+    front = pareto(found.choices)
+    shown = chosen.best or chosen.runner
+    assert shown is not None
+    described = _Describe(found.choices, front, bounds, request)
+    alike = [c for c in found.choices if _plain(c) and c.resolved.sharding == shown.resolved.sharding]
+    native = described.native(shown)
+    best, runner = chosen.best, chosen.runner
+    if shown.seconds is not None:
+        notes.append(SPREAD)
     return Recommendation(
         request=request,
         model=model_summary(spec),
         device=device_summary(device),
-        recommended=_choice(best, _why(best, native, request)),
-        runner_up=_choice(runner, _why_not(runner, best)) if runner else None,
-        candidates=tuple(sorted(candidates, key=lambda c: (not c.ranked, c.allocated_bytes, c.k or "", c.v or ""))),
-        quality_basis=BASIS,
+        bounds=bounds.words,
+        recommended=described.choice(best, why(best, native, request, bounds)) if best else None,
+        runner_up=described.choice(runner, why_not(runner, best, bounds)) if runner else None,
+        relax=() if best else tuple(relaxations(found.choices, request, bounds)),
+        changes=tuple(changes(chosen, found.choices, request, bounds)),
+        warnings=tuple(effects(shown, native, found.choices)),
+        candidates=tuple(described.candidate(c) for c in _listed([*front, *alike])),
+        refused=found.refused,
+        searched=len(found.choices),
         notes=tuple(notes),
         versions={"kvplan": __version__},
     )
 
 
-def _undominated(c: Candidate, others: tuple[Candidate, ...]) -> bool:
-    """Whether no other ranked candidate is at least as good in all three objectives and better in one."""
-    mine = _objectives(c)
-    rivals = (_objectives(o) for o in others if o.ranked)
-    return not any(all(a <= b for a, b in zip(r, mine, strict=True)) and r != mine for r in rivals)
+def _plain(c: Scored) -> bool:
+    """One format for K and V, and no layers apart but those that an engine keeps by itself."""
+    k, v, _ = c.formats
+    return k == v and (c.resolved.engine is not None or not c.resolved.request.layers)
 
 
-def _objectives(c: Candidate) -> tuple[float, float, float]:
-    seconds = c.predicted_attention_seconds
-    return (c.allocated_bytes, float("inf") if seconds is None else seconds, c.kl or 0.0)
+def _listed(choices: list[Scored]) -> list[Scored]:
+    """Smallest cache first, each once."""
+    once = {id(c): c for c in choices}.values()
+    return sorted(once, key=lambda c: (-c.tokens, c.loss, c.burden))
 
 
-def _ranking(candidates: tuple[Candidate, ...], concurrency: int) -> list[Candidate]:
-    """Ranked candidates, best first."""
-    ranked = [c for c in candidates if c.ranked]
-    if any(c.fits for c in ranked):
-        return sorted(ranked, key=lambda c: (not c.fits, c.kl or 0.0, c.allocated_bytes))
-    enough = NEAR * max(c.requests for c in ranked)
-    return sorted(ranked, key=lambda c: (c.requests < enough, c.kl or 0.0, c.allocated_bytes))
+class _Describe:
+    """Candidates as they are shown."""
 
+    def __init__(self, choices: list[Scored], front: list[Scored], bounds: Bounds, request: RecommendRequest) -> None:
+        self._front, self._bounds, self._request = {id(c) for c in front}, bounds, request
+        self._natives = {
+            c.resolved.sharding: c
+            for c in reversed(choices)
+            if all(f is None or f in PLAIN for f in c.formats) and not c.resolved.request.layers
+        }
 
-def _asked(formats: dict[str, str]) -> str:
-    return " with ".join(formats.values())
+    def native(self, c: Scored) -> Scored | None:
+        """The unquantised cache in the same layout."""
+        return self._natives.get(c.resolved.sharding)
 
-
-def _choice(c: Candidate, reason: str) -> Choice:
-    return Choice(k=c.k, v=c.v, latent=c.latent, engine_formats=c.engine_formats, launch=c.launch, reason=reason)
-
-
-def name(c: Candidate | Choice) -> str:
-    """`K int8, V int8`, `latent bf16` or `states only`; with an engine, in its own words."""
-    own = c.engine_formats
-    parts = [
-        f"{role.upper() if len(role) == 1 else role} {own.get(role, f)}"
-        for role in ("k", "v", "latent")
-        if (f := getattr(c, role))
-    ]
-    return ", ".join(parts) or "states only"
-
-
-def _why(c: Candidate, native: Candidate, request: RecommendRequest) -> str:
-    wanted = f"{request.concurrency:,} requests of {request.context:,} tokens"
-    need = f"{format_bytes(c.allocated_bytes)} on each GPU"
-    if c.requests == 0:
-        return f"not one request of {request.context:,} tokens fits beside the weights in any ranked format: raise tp"
-    if c == native and c.fits:
-        return f"{wanted} fit in the model's own dtype ({need}; {c.requests:,} would fit), so nothing need be lost"
-    if c == native:
-        return f"no other format has known quality here; {c.requests:,} of the wanted {wanted} fit"
-    if c.fits:
-        return (
-            f"{wanted} do not fit in {name(native)} ({native.requests:,} do); "
-            f"{name(c)} is the least loss that fits: {need}, {c.requests:,} fit, "
-            f"{c.capacity_gain:.2f}x the tokens per byte"
+    def choice(self, c: Scored, reason: str) -> Choice:
+        launch = launch_of(c.resolved)
+        return Choice(
+            candidate=self.candidate(c),
+            reason=reason,
+            launch=launch.text if launch else None,
+            config=config_text(c, self._request, self._bounds),
         )
-    return (
-        f"{wanted} fit in no 16- or 8-bit format; {name(c)} holds {c.requests:,} "
-        f"({native.requests:,} in {name(native)}): lower the concurrency or context, or raise tp"
-    )
+
+    def candidate(self, c: Scored) -> Candidate:
+        r, chosen, layout = c.resolved.request, c.resolved.engine, c.resolved.sharding
+        native, device = self.native(c), c.resolved.device
+        assert device is not None
+        span, basis = step_range(c.resolved, device, c.seconds, c.basis)
+        wanted = self._request.concurrency
+        gain = native.held_bytes / c.held_bytes if native and c.held_bytes else 1.0
+        faster = native.seconds / c.seconds if native and native.seconds and c.seconds else None
+        native_dtype = DTYPES[c.resolved.spec.native_dtype]
+        return Candidate(
+            k=r.k,
+            v=r.v,
+            latent=r.latent,
+            layers=r.layers,
+            page_size=c.resolved.page_size,
+            layout=Layout(tp=layout.tp, dp=layout.dp, dcp=layout.dcp, dp_attention=layout.dp_attention),
+            engine_formats={x: o for x, o in chosen.formats.items() if getattr(r, x)} if chosen else {},
+            support=engine_support(chosen.engine.name, chosen.formats, launch_of(c.resolved) is not None)
+            if chosen
+            else support(r.k, r.v, r.latent, native_dtype),
+            fits=c.fits,
+            capacity=CapacityResult(allocated_bytes=c.held_bytes, requests=c.requests, tokens=c.tokens, gain=gain),
+            attention=LatencyResult(seconds=c.seconds, basis=c.basis, gain=faster),
+            step=StepResult(
+                floor_seconds=c.floor,
+                seconds=span,
+                tokens_per_second=(wanted / span[1], wanted / span[0]) if span and c.fits else None,
+                basis=basis,
+            ),
+            quality=QualityResult(**asdict(c.quality)) if c.quality else None,
+            obstacles=c.obstacles,
+            pareto=id(c) in self._front,
+        )
 
 
-def _why_not(c: Candidate, best: Candidate) -> str:
-    loss = f"{(c.kl or 0.0) - (best.kl or 0.0):+.5f} KL"
-    now, then = best.predicted_attention_seconds, c.predicted_attention_seconds
-    speed = f", predicted attention {now / then:.2f}x as fast" if now and then else ""
-    return f"{c.requests:,} requests fit against {best.requests:,}{speed}; lost by {loss}"
+__all__ = ["name", "recommend"]

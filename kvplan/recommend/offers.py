@@ -10,7 +10,7 @@ from kvplan.engines.shared.select import available, choose_version
 from kvplan.errors import KvplanError
 from kvplan.memory.groups import DTYPES, roles
 from kvplan.plan import Plan, PlanRequest, compose, resolve
-from kvplan.recommend.evidence import known_kl
+from kvplan.recommend.evidence import Evidence
 from kvplan.recommend.timemodel import attention_seconds
 from kvplan.specs.device import DeviceSpec
 from kvplan.specs.model import ModelSpec
@@ -80,6 +80,7 @@ def with_formats(request: PlanRequest, spec: ModelSpec, k: str | None, v: str | 
 
 def compare_formats(request: PlanRequest, spec: ModelSpec, device: DeviceSpec | None) -> Iterator[FormatRow]:
     """A plan of every format that can be chosen, with all else as in the request."""
+    evidence = Evidence(spec)
     for name in formats(spec, request.engine, request.engine_version):
         try:
             resolved = resolve(with_formats(request, spec, name, None), spec, device)
@@ -90,7 +91,9 @@ def compare_formats(request: PlanRequest, spec: ModelSpec, device: DeviceSpec | 
         seconds = None
         if device and request.context and request.engine is None:
             seconds = attention_seconds(resolved.groups, request.context, plan.request.batch, device)
-        yield FormatRow(name, plan, known_kl(plan.request), seconds)
+        asked = plan.request
+        quality = None if asked.layers else evidence.of(asked.k, asked.v, asked.latent)
+        yield FormatRow(name, plan, quality.kl if quality else None, seconds)
 
 
 def undominated(rows: list[FormatRow]) -> list[FormatRow]:

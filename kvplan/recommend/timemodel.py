@@ -74,6 +74,12 @@ def layout_speed(layout: Layout) -> Speed | None:
     return Speed(max(s.fixed_seconds for s in known), 1 / slowness, "mixed from the two formats")
 
 
+def latent_speed(group: CacheGroup) -> Speed | None:
+    """The speed of an MLA latent, `latent FORMAT` in `times.json`; None if it was never timed."""
+    spellings = [t.spelling for t in group.layout.tensors if t.role == "latent"]
+    return measured_speeds().get(f"latent {spellings[0]}") if group.role == "latent" and spellings else None
+
+
 def tensor_speed(tensor: BoundTensor) -> Speed | None:
     """The speed of a cache with this format for K and V; where its scales lie makes no difference if they are few."""
     few_scales = not (tensor.group or tensor.asym or tensor.recent or tensor.rot or tensor.beyond_kernels)
@@ -84,13 +90,13 @@ def tensor_speed(tensor: BoundTensor) -> Speed | None:
 def attention_seconds(groups: tuple[CacheGroup, ...], context: int, batch: int, device: DeviceSpec) -> float | None:
     """Decode attention of one step over all layers of one rank; None if a format in it was never timed.
 
-    Covers K and V caches only: states, latents and index keys have no timed kernel.
+    Covers K and V, and latents whose row has been timed: states and index keys have no timed kernel.
     """
     roof, total, counted = read_roof(device), 0.0, 0
     for group in groups:
         if group.role == "state":
             continue
-        speed = layout_speed(group.layout) if group.role == "kv" else None
+        speed = layout_speed(group.layout) if group.role == "kv" else latent_speed(group)
         if speed is None:
             return None
         nbytes = sum(term.nbytes for terms in logical_terms(group, context, batch).values() for term in terms)

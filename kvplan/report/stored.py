@@ -39,6 +39,12 @@ KINDS = {
         ("kvplan.report.recommendation", "print_recommendation"),
         "recommend",
     ),
+    "fleet": Kind(
+        "kvplan.fleet/1",
+        ("kvplan.recommend.types", "Fleet"),
+        ("kvplan.report.recommendation", "print_fleet"),
+        "recommend",
+    ),
     "validation": Kind(
         "kvplan.validation/1",
         ("kvplan.validate.report", "ValidationReport"),

@@ -56,9 +56,10 @@ def geometry(group: Group, context: int, batch: int) -> Geometry:
 
 
 def planned(spec: ModelSpec, fmt: str, context: int, batch: int, page_size: int | None) -> Planned:
-    """Ask the planner for one format: of K and V alike, or of the latent."""
-    option = kind_of(choose_group(spec)).option
-    asked = {"model": spec.id, "context": context, "batch": batch, option: fmt, "page_size": page_size}
+    """Ask the planner for one format: of K and V alike, of each (`K / V`), or of the latent."""
+    k, apart, v = fmt.partition(" / ")
+    formats = {"k": k, "v": v} if apart else {kind_of(choose_group(spec)).option: fmt}
+    asked = {"model": spec.id, "context": context, "batch": batch, "page_size": page_size} | formats
     resolved = resolve(PlanRequest.model_validate(asked), spec)
     plan = compose(resolved)
     assert plan.kv is not None and plan.gain is not None and resolved.page_size is not None

@@ -66,7 +66,7 @@ def test_recommend_offers_the_engine_s_formats_only(pagelet: str, capsys: pytest
     assert main([*command, "--engine", pagelet, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {c["engine_formats"]["k"] for c in found["candidates"]} == {"auto", "q8"}
-    assert found["recommended"]["engine_formats"] == {"k": "q8", "v": "q8"}
+    assert found["recommended"]["candidate"]["engine_formats"] == {"k": "q8", "v": "q8"}
 
 
 def test_without_the_file_the_engine_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -94,3 +94,13 @@ def test_the_stored_speeds_are_the_stored_benchmark_s() -> None:
         assert json.loads(text)["int8"]["source"] == "docs/results/decode_h200.json"
         fitted = [s for s in measured_speeds().values() if s.source == "docs/results/decode_h200.json"]
         assert all((s.worst_held_out_error or 0) <= 0.05 for s in fitted)
+
+
+def test_a_latent_is_predicted_once_its_row_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolved = resolve(PlanRequest(model="deepseek-v2-lite", context=32768, batch=16, latent="fp8_ds_mla"))
+    assert attention_seconds(resolved.groups, 32768, 16, load_device("h200")) is None
+    speeds = measured_speeds() | {"latent fp8_ds_mla": Speed(1e-5, 0.5, "here")}
+    monkeypatch.setattr(timemodel, "measured_speeds", lambda: speeds)
+    found = attention_seconds(resolved.groups, 32768, 16, load_device("h200"))
+    roof = timemodel.read_roof(load_device("h200"))
+    assert found == pytest.approx(27 * (1e-5 + 656 * 16 * 32768 / (0.5 * roof)))

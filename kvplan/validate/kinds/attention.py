@@ -21,7 +21,7 @@ from kvplan_kernels.store.static import calibrate_cache, double_scales
 from torch import Tensor
 
 from kvplan.errors import UnsupportedError
-from kvplan.formats.grammar import parse_kv
+from kvplan.formats.grammar import parse_any, parse_kv
 from kvplan.formats.layout import Layout
 from kvplan.specs.groups import AttentionGroup
 from kvplan.specs.model import ModelSpec
@@ -40,7 +40,8 @@ class Attention(Kind):
         return EVERY
 
     def carried(self, text: str, spec: ModelSpec) -> str:
-        return parse_kv(text).spelling
+        k, apart, v = text.partition(" / ")
+        return f"{parse_any(k).spelling} / {parse_any(v).spelling}" if apart else parse_kv(text).spelling
 
     def check(self, layout: Layout, page_size: int) -> None:
         check_kernel(layout)
