@@ -12,8 +12,9 @@ CompileAhead = Callable[[str, str], dict[str, Any]]
 
 
 def test_kernels_compile_ahead_of_time_for_sm_90(compile_ahead: CompileAhead, triton_folder: str) -> None:
-    rows = compile_ahead("kvplan_kernels.store.aot_check", triton_folder)["kernels"]
-    assert len(rows) == 38
+    found = compile_ahead("kvplan_kernels.store.aot_check", triton_folder)
+    rows = found["kernels"]
+    assert len(rows) == (38 if found["triton"] == "3.6.0" else 10)
     assert all(row["spills"] == 0 for row in rows), rows
 
 

@@ -179,7 +179,7 @@ def test_the_real_measurement_is_validate_s_last_report(tight: Recommendation, m
     run = machine({"int8": predicted(tight)})
 
     def start(request: Any, spec: Any, source: str, command: str, *_: Any) -> Any:
-        assert source == "llama-3.1-8b" and command.startswith("kvplan ")
+        assert source == "llama-3.1-8b" and command.startswith("kvplan")
         yield run(request.model_copy(update={"formats": request.formats[:1]}), spec, source)
         yield run(request, spec, source)
 
