@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
@@ -37,7 +38,7 @@ def command(captured: Path, held_out: Path, kv: str, out: Path | None, as_json: 
     if out is not None:
         write(found, out)
     if as_json:
-        click.echo(found.model_dump_json())
+        click.echo(json.dumps({"schema": "kvplan.scales/1", **found.model_dump(mode="json")}))
         return
     click.echo(f"{found.format}: scales from {found.calibrated_on}, checked on {found.checked_on}")
     for t in found.tried:

@@ -22,7 +22,7 @@ def command(kind: str | None) -> None:
     """Print the JSON schema (draft 2020-12) of a KIND of result, made from its own class.
 
     KIND is plan, recommendation, fleet, validation, reconciliation, diff, layouts, solution,
-    quality, prediction, specs, engines or doctor.
+    quality, prediction, specs, engines, doctor, check, scales or verification.
 
     \b
     Examples:

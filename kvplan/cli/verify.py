@@ -91,8 +91,8 @@ def verify(result: Recommendation, as_json: bool, show: Callable[[], None], devi
     machine.require(device)
     found = verified(result, measure, device)
     if as_json:
-        rows = {"schema": "kvplan.verification/1", **asdict(found)}
-        click.echo(json.dumps({"recommendation": json.loads(result.to_json()), "verification": rows}, indent=1))
+        parts = {"recommendation": json.loads(result.to_json()), "verification": asdict(found)}
+        click.echo(json.dumps({"schema": "kvplan.verification/1", **parts}, indent=1))
     else:
         show()
         for line in lines(found):

@@ -10,6 +10,7 @@ import torch
 
 from kvplan.cli.main import main
 from kvplan.errors import ExitCode
+from kvplan.report.answers import ANSWERS
 
 LAYERS = 2
 
@@ -42,6 +43,8 @@ def test_the_margin_is_what_the_other_text_needs(
     argv = ["calibrate", str(files[0]), "--held-out", str(files[1]), "--kv", "int8:tensor", "--out", str(out)]
     assert main([*argv, "--json"]) == ExitCode.OK
     found = json.loads(capsys.readouterr().out)
+    assert found.pop("schema") == ANSWERS["scales"][0]
+    ANSWERS["scales"][1].model_validate(found)
     tried = {t["margin"]: t for t in found["tried"]}
     assert found["margin"] == 1.5 and tried[1.0]["clipped_k"] > 0.2 and tried[1.5]["clipped_k"] == 0
     assert tried[1.5]["kl"] < tried[2.0]["kl"] < tried[1.0]["kl"]

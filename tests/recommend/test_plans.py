@@ -13,6 +13,7 @@ import yaml
 from kvplan.cli.main import main
 from kvplan.errors import ExitCode
 from kvplan.recommend.types import Fleet
+from kvplan.report.answers import ANSWERS
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -105,6 +106,8 @@ def test_the_gate_is_red(capsys: pytest.CaptureFixture[str], tmp_path: Path, cha
     path.write_text(yaml.safe_dump(data | change))
     done = json.loads(run(capsys, f"check {path} --json", ExitCode.CHECK_FAILED))
     assert not done["passed"] and [c["name"] for c in done["checks"] if not c["passed"]] == [red]
+    assert done.pop("schema") == ANSWERS["check"][0]
+    ANSWERS["check"][1].model_validate(done)
 
 
 def test_evidence_changes_the_gate(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from kvplan.cli.main import main
 from kvplan.cli.verify import Verified, verified
 from kvplan.errors import ExitCode, UnsupportedError
 from kvplan.recommend import Recommendation, RecommendRequest, recommend
+from kvplan.report.answers import ANSWERS
 from kvplan.validate.report import Check, DeviceInfo, FormatResult, Times, ValidationReport
 
 REPO = Path(__file__).resolve().parents[2]
@@ -171,6 +172,8 @@ def test_the_command(
     assert main([*argv, "--json"]) == ExitCode.CHECK_FAILED
     data = json.loads(capsys.readouterr().out)
     assert data["verification"]["verdict"] == "changed" and data["recommendation"]["recommended"]
+    assert data.pop("schema") == ANSWERS["verification"][0]
+    ANSWERS["verification"][1].model_validate_json(json.dumps(data))
 
 
 def test_the_real_measurement_is_validate_s_last_report(tight: Recommendation, monkeypatch: pytest.MonkeyPatch) -> None:
