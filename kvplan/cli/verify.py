@@ -10,7 +10,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,6 +21,7 @@ from kvplan.memory.groups import roles
 from kvplan.plan import PlanRequest, resolve
 from kvplan.recommend.timemodel import attention_seconds
 from kvplan.recommend.types import Candidate, Recommendation
+from kvplan.report.verification import Row, Verified
 from kvplan.specs.load import load_device, load_model
 
 if TYPE_CHECKING:
@@ -29,38 +30,6 @@ if TYPE_CHECKING:
 
 CLOSE = 0.25
 """A prediction this near the measured time counts as met."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """One of the two, predicted and measured: decode attention of one layer."""
-
-    format: str
-    passed: bool
-    predicted_seconds: float | None
-    measured_seconds: float | None
-    bytes_equal: bool | None
-    note: str
-
-    @property
-    def off(self) -> float | None:
-        """Relative difference of prediction and measurement."""
-        if self.predicted_seconds is None or self.measured_seconds is None:
-            return None
-        return self.predicted_seconds / self.measured_seconds - 1
-
-
-@dataclass(frozen=True)
-class Verified:
-    """What the machine says: confirmed, changed (then the runner-up is right), or not decided."""
-
-    verdict: str
-    reason: str
-    device: str
-    context: int
-    batch: int
-    rows: tuple[Row, ...]
-    same_order: bool | None
 
 
 Measure = Callable[[Any, Any, str], Any]

@@ -11,47 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from pydantic import BaseModel, ConfigDict
 
 from kvplan.captured import CaptureFile, read_capture
 from kvplan.errors import InputError, UsageError
 from kvplan.formats.grammar import parse_any
 from kvplan.quality.law import kl_of
 from kvplan.quality.request import is_calibrated
+from kvplan.quality.scales import Calibration, Tried
 from kvplan.quality.tensors import TensorErrors
 
 MARGINS = (1.0, 1.1, 1.25, 1.5, 2.0)
 NAME = "model.layers.{}.self_attn.{}_scale"
-
-
-class Tried(BaseModel):
-    """One margin on the held-out text."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    margin: float
-    """Factor on the range seen in calibration."""
-    clipped_k: float
-    """Share of K's values beyond the range."""
-    clipped_v: float
-    kl: float
-    """Predicted from the error of the attention output."""
-
-
-class Calibration(BaseModel):
-    """The scales and what they were chosen by."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    format: str
-    model: str
-    calibrated_on: str
-    checked_on: str
-    tried: tuple[Tried, ...]
-    margin: float
-    """The one with the least predicted KL."""
-    scales: dict[str, list[list[float]]]
-    """Tensor name to rows by head (one if not by head) of scales."""
 
 
 def calibrate(spelling: str, learn: Path, held_out: Path, margins: Sequence[float] = MARGINS) -> Calibration:

@@ -6,7 +6,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from kvplan.quality.scales import Calibration
 from kvplan.recommend.types import Recommendation
+from kvplan.report.verification import Verified
 
 
 class _Answer(BaseModel):
@@ -161,56 +163,11 @@ class Checked(_Answer):
     checks: list[Check]
 
 
-class Margin(_Answer):
-    """One margin on the held-out text."""
-
-    margin: float
-    clipped_k: float
-    clipped_v: float
-    kl: float
-
-
-class Scales(_Answer):
-    """`kvplan calibrate`."""
-
-    format: str
-    model: str
-    calibrated_on: str
-    checked_on: str
-    tried: list[Margin]
-    margin: float
-    scales: dict[str, list[list[float]]]
-    """Tensor name to rows by head (one if not by head) of scales."""
-
-
-class Measured(_Answer):
-    """Decode attention of one layer in one format, predicted and measured."""
-
-    format: str
-    passed: bool
-    predicted_seconds: float | None
-    measured_seconds: float | None
-    bytes_equal: bool | None
-    note: str
-
-
-class Verdict(_Answer):
-    """What the machine says of a recommendation."""
-
-    verdict: str
-    reason: str
-    device: str
-    context: int
-    batch: int
-    rows: list[Measured]
-    same_order: bool | None
-
-
 class Verification(_Answer):
     """`kvplan recommend --verify`."""
 
     recommendation: Recommendation
-    verification: Verdict
+    verification: Verified
 
 
 ANSWERS: dict[str, tuple[str, Any, str]] = {
@@ -218,7 +175,7 @@ ANSWERS: dict[str, tuple[str, Any, str]] = {
     "engines": ("kvplan.engines/1", EngineList, "engines"),
     "doctor": ("kvplan.doctor/1", Doctor, "doctor"),
     "check": ("kvplan.check/1", Checked, "check"),
-    "scales": ("kvplan.scales/1", Scales, "calibrate"),
+    "scales": ("kvplan.scales/1", Calibration, "calibrate"),
     "verification": ("kvplan.verification/1", Verification, "recommend --verify"),
 }
 """Name to what its JSON says under `schema`, its class, and the command that prints it."""

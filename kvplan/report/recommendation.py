@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvplan.recommend.types import Candidate, Choice, Fleet, Recommendation
-from kvplan.report.terminal import QuietConsole, bullet
+from kvplan.report.terminal import QuietConsole, bullet, print_sections
 
 
 def print_recommendation(result: Recommendation, console: QuietConsole | None = None) -> None:
@@ -26,12 +26,12 @@ def print_recommendation(result: Recommendation, console: QuietConsole | None = 
         console.print(Text("recommended: nothing keeps every bound", style="bold"))
     else:
         _choice(console, "recommended", result.recommended)
-        _sections(console, {"Results": list(_results(result.recommended.candidate))})
+        print_sections(console, {"Results": list(_results(result.recommended.candidate))})
     if result.runner_up is not None:
         word = "runner-up" if result.recommended else "nearest"
         text = f"{word}: {name(result.runner_up.candidate)}: {result.runner_up.reason}"
         console.print(Text(text), soft_wrap=True)
-    _sections(
+    print_sections(
         console,
         {
             "To relax, each alone": [x.text for x in result.relax],
@@ -44,7 +44,7 @@ def print_recommendation(result: Recommendation, console: QuietConsole | None = 
     hidden = len(result.candidates) - len(_shown(result))
     more = f" {hidden} more of the Pareto set that break a bound are in --json." if hidden else ""
     console.print(Text(f"ms: decode attention of one step. * Pareto set.{more}"), soft_wrap=True)
-    _sections(
+    print_sections(
         console,
         {
             "Not usable here": [f"{option}: {why}" for option, why in result.refused.items()],
@@ -125,15 +125,6 @@ def _results(c: Candidate) -> Iterator[str]:
         where = f"{q.low:.4f} to {q.high:.4f}" if q.kl else "exact"
         yield f"quality: KL {q.kl:.5f} ({where}), top-1 {q.top1:.1%}: {q.evidence} ({q.source})"
     yield f"runs on: {c.support}"
-
-
-def _sections(console: QuietConsole, sections: dict[str, list[str]]) -> None:
-    for heading, lines in sections.items():
-        if lines:
-            console.print()
-            console.print(Text(heading, style="bold"))
-            for line in lines:
-                console.print(Text(bullet(line, console.width)), soft_wrap=True)
 
 
 def _table(result: Recommendation) -> Table:

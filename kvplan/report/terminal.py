@@ -44,6 +44,11 @@ def print_plan(plan: Plan, console: Console | None = None, explain: bool = False
         f"Gain over {plan.model.native_dtype}": rows.gain_lines(plan),
         "Notes": list(plan.notes),
     }
+    print_sections(console, sections)
+
+
+def print_sections(console: Console, sections: dict[str, list[str]]) -> None:
+    """Headings with their lines as a list each; those without lines are left out."""
     for heading, lines in sections.items():
         if lines:
             console.print()

@@ -64,13 +64,23 @@ def check_query(q: Tensor, cache: Cache) -> tuple[int, int]:
     shape = tuple(q.shape)
     if q.dim() not in (3, 4) or shape[0] != requests or shape[-1] != dim or shape[-2] % heads or not q.numel():
         raise ValueError(f"q is {shape}, expected ({requests}, [rows,] multiple of {heads}, {dim})")
+    check_rows(q, cache)
+    return (1 if q.dim() == 3 else shape[1]), shape[-2] // heads
+
+
+def check_rows(q: Tensor, cache: Cache) -> None:
+    """What any query and any page table must be, whatever the cache stores.
+
+    Raises:
+        ValueError: naming what differs.
+    """
+    requests = cache.num_sequences
     if q.dtype not in (torch.float16, torch.bfloat16) or not q.is_contiguous():
         raise ValueError(f"q must be contiguous fp16 or bf16, got {q.dtype} with strides {q.stride()}")
     for name, tensor, dims in (("page_table", cache.page_table, 2), ("lengths", cache.lengths, 1)):
         good = tensor.dtype == torch.int32 and tensor.dim() == dims and tensor.is_contiguous()
         if not good or tensor.shape[0] != requests or tensor.device != q.device:
             raise ValueError(f"{name} must be contiguous int32 with {requests} rows on {q.device}, got {tensor.dtype}")
-    return (1 if q.dim() == 3 else shape[1]), shape[-2] // heads
 
 
 def check_variant(q: Tensor, variant: Variant, own: tuple[Tensor, Tensor] | None, dim_v: int) -> None:
@@ -104,22 +114,36 @@ def check_memory(
     Raises:
         ValueError: naming what differs.
     """
-    if cache.page_size % config.block_tokens:
-        raise ValueError(f"tiles of {config.block_tokens} tokens straddle pages of {cache.page_size}")
+    check_scratch(
+        cache, config, mode, cache.layout.heads, out, (*q.shape[:-1], cache.layout.view("v").dim), work, workspace
+    )
     parts = config.block_tokens // part_tokens(cache.layout, config.block_tokens)
     if parts > COLUMNS.value:
         raise ValueError(f"tiles of {config.block_tokens} tokens have {parts} groups, at most {COLUMNS.value}")
-    out_shape = (*q.shape[:-1], cache.layout.view("v").dim)
-    if tuple(out.shape) != out_shape or not out.is_contiguous():
-        raise ValueError(f"out is {tuple(out.shape)}, expected {out_shape}, contiguous")
     requests, kv_heads = cache.num_sequences, cache.layout.heads
-    slots = num_slots(config.num_programs(out.device), requests * kv_heads * mode.blocks)
-    wanted = (slots, mode.columns, out_shape[-1])
-    if tuple(workspace.part_out.shape) != wanted or workspace.buffer.device != out.device:
-        raise ValueError(f"workspace is for {tuple(workspace.part_out.shape)}, this call needs {wanted}")
     view = cache.layout.view("k")
     query = (requests, mode.rows, kv_heads * mode.group, view.dim if view.rot else 0)
     if tuple(workspace.query.shape) != query:
         raise ValueError(f"workspace has room for rotated queries {tuple(workspace.query.shape)}, not {query}")
+
+
+def check_scratch(
+    cache: Cache, config: DecodeConfig, mode: Mode, kv_heads: int, out: Tensor, out_shape: tuple[int, ...],
+    work: Tensor | None, workspace: Workspace,
+) -> None:  # fmt: skip
+    """The tile, the output, the parts of the workspace and the work list of any decode.
+
+    Raises:
+        ValueError: naming what differs.
+    """
+    if cache.page_size % config.block_tokens:
+        raise ValueError(f"tiles of {config.block_tokens} tokens straddle pages of {cache.page_size}")
+    if tuple(out.shape) != out_shape or not out.is_contiguous():
+        raise ValueError(f"out is {tuple(out.shape)}, expected {out_shape}, contiguous")
+    requests = cache.num_sequences
+    slots = num_slots(config.num_programs(out.device), requests * kv_heads * mode.blocks)
+    wanted = (slots, mode.columns, out_shape[-1])
+    if tuple(workspace.part_out.shape) != wanted or workspace.buffer.device != out.device:
+        raise ValueError(f"workspace is for {tuple(workspace.part_out.shape)}, this call needs {wanted}")
     if work is not None and (work.shape != (requests + 1,) or work.dtype != torch.int32):
         raise ValueError(f"work is {tuple(work.shape)} {work.dtype}, expected ({requests + 1},) int32")

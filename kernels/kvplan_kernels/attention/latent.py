@@ -9,13 +9,14 @@ from torch import Tensor
 from kvplan.errors import UnsupportedError
 from kvplan.formats.ds_mla import LatentView, latent_view
 from kvplan_kernels.attention.combine import combine
+from kvplan_kernels.attention.door import check_rows, check_scratch
 from kvplan_kernels.attention.latent_config import LatentConfig, latent_config
 from kvplan_kernels.attention.latent_kernel import latent_decode_kernel
 from kvplan_kernels.attention.mode import Mode
 from kvplan_kernels.attention.reference import LOG2_E
 from kvplan_kernels.attention.variant import PLAIN, Variant
 from kvplan_kernels.attention.work import SCAN, tile_starts
-from kvplan_kernels.attention.workspace import Workspace, num_slots
+from kvplan_kernels.attention.workspace import Workspace
 from kvplan_kernels.cache import Cache
 from kvplan_kernels.codecs.ds_mla import slot_views
 from kvplan_kernels.dialect import LEAST_COLUMNS, capability_of, has_dependent_launch
@@ -83,7 +84,8 @@ def latent_decode(
         out = torch.empty((*q.shape[:-1], view.nope), dtype=q.dtype, device=q.device)
     if workspace is None:
         workspace = make_latent_workspace(q, cache, config)
-    _check_memory(q, cache, view, mode, config, out, work, workspace)
+    # All query heads read the one latent.
+    check_scratch(cache, config, mode, 1, out, (*q.shape[:-1], view.nope), work, workspace)
     programs = config.num_programs(q.device)
     if work is None:
         work = tile_starts(cache.lengths, config.block_tokens, view, workspace.tile_starts)
@@ -130,28 +132,5 @@ def _check_query(q: Tensor, cache: Cache, view: LatentView, variant: Variant) ->
     requests = cache.num_sequences
     if q.dim() not in (3, 4) or q.shape[0] != requests or q.shape[-1] != view.dim or not q[0].numel():
         raise ValueError(f"q is {tuple(q.shape)}, expected ({requests}, heads, {view.dim}) or ({requests}, R, ...)")
-    if q.dtype not in (torch.float16, torch.bfloat16) or not q.is_contiguous():
-        raise ValueError(f"q must be contiguous fp16 or bf16, got {q.dtype} with strides {q.stride()}")
-    for name, tensor, dims in (("page_table", cache.page_table, 2), ("lengths", cache.lengths, 1)):
-        good = tensor.dtype == torch.int32 and tensor.dim() == dims and tensor.is_contiguous()
-        if not good or tensor.shape[0] != requests or tensor.device != q.device:
-            raise ValueError(f"{name} must be contiguous int32 with {requests} rows on {q.device}, got {tensor.dtype}")
+    check_rows(q, cache)
     return (q.shape[1] if q.dim() == 4 else 1), q.shape[-2]
-
-
-def _check_memory(
-    q: Tensor, cache: Cache, view: LatentView, mode: Mode, config: LatentConfig, out: Tensor,
-    work: Tensor | None, workspace: Workspace,
-) -> None:  # fmt: skip
-    """The door for what the call writes, and for its tile."""
-    if cache.page_size % config.block_tokens:
-        raise ValueError(f"tiles of {config.block_tokens} tokens straddle pages of {cache.page_size}")
-    want = (*q.shape[:-1], view.nope)
-    if tuple(out.shape) != want or not out.is_contiguous():
-        raise ValueError(f"out is {tuple(out.shape)}, expected {want}, contiguous")
-    requests = cache.num_sequences
-    wanted = (num_slots(config.num_programs(q.device), requests * mode.blocks), mode.columns, view.nope)
-    if tuple(workspace.part_out.shape) != wanted or workspace.buffer.device != q.device:
-        raise ValueError(f"workspace is for {tuple(workspace.part_out.shape)}, this call needs {wanted}")
-    if work is not None and (work.shape != (requests + 1,) or work.dtype != torch.int32):
-        raise ValueError(f"work is {tuple(work.shape)} {work.dtype}, expected ({requests + 1},) int32")

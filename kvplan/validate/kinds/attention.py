@@ -26,7 +26,7 @@ from kvplan.formats.layout import Layout
 from kvplan.specs.groups import AttentionGroup
 from kvplan.specs.model import ModelSpec
 from kvplan.validate.candidates import EVERY, USUAL
-from kvplan.validate.kinds.base import Attend, Group, Kind
+from kvplan.validate.kinds.base import Attend, Group, Kind, flip_sign
 from kvplan.validate.tensors import Geometry, Tensors, make_tensors
 
 
@@ -98,9 +98,8 @@ class Attention(Kind):
         row = codes[int(cache.page_table[0, token // cache.page_size]), 0, token % cache.page_size]
         if view.planar:
             flip_top_bit(row, channel, 1 if view.two_parts else view.bits)
-            return
-        bits = row.view(torch.int16 if row.element_size() == 2 else torch.int8)
-        bits[channel] ^= torch.iinfo(bits.dtype).min
+        else:
+            flip_sign(row, channel)
 
     def decode(
         self,

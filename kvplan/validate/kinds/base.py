@@ -170,3 +170,9 @@ class Kind(ABC):
     @abstractmethod
     def torch_ways(self, q: Tensor, sm_scale: float) -> tuple[Attend, ...]:
         """Ways to ask torch for attention on such a copy."""
+
+
+def flip_sign(row: Tensor, channel: int) -> None:
+    """Flip the top bit of one code of 8 or 16 bits in a row of codes, in place."""
+    bits = row.view(torch.int16 if row.element_size() == 2 else torch.int8)
+    bits[channel] ^= torch.iinfo(bits.dtype).min

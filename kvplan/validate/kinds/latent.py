@@ -28,7 +28,7 @@ from kvplan.plan.choose import for_latent
 from kvplan.specs.groups import LatentGroup
 from kvplan.specs.model import ModelSpec
 from kvplan.validate.candidates import latent_formats
-from kvplan.validate.kinds.base import Attend, Group, Kind
+from kvplan.validate.kinds.base import Attend, Group, Kind, flip_sign
 from kvplan.validate.latents import make_latents
 from kvplan.validate.tensors import Geometry, Tensors
 
@@ -106,8 +106,7 @@ class Latent(Kind):
     def flip(self, cache: Cache, token: int, channel: int) -> None:
         page = int(cache.page_table[0, token // cache.page_size])
         row = cache.codes("latent")[page, 0, token % cache.page_size]
-        bits = row.view(torch.int16 if row.element_size() == 2 else torch.int8)
-        bits[channel] ^= torch.iinfo(bits.dtype).min
+        flip_sign(row, channel)
 
     def decode(
         self,
