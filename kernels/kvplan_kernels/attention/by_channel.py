@@ -34,13 +34,14 @@ def load_channel_scales(
     # Groups have an even number of items, so that each begins on a word.
     p_slot = META + row // T.group * (T.meta_stride // (1 if T.meta_storage == "fp32" else 2))
     found = ()
+    if PAIRS:
+        # Neighbouring channels share a word, and in the matrix unit's operand a register. One copy for all planes.
+        o_pair = tl.arange(0, o_word.shape[0] // 2)[:, None]
+        p_word = p_slot + AT // 2 + o_pair + tl.arange(0, PLANES)[None, :] * (T.words // 2)
+        words = split_planes(load_words_of(p_word, 2 * o_pair, exists, PADDED, T, MASKED), PLANES)
     for j in tl.static_range(PLANES):
         if PAIRS:
-            # Neighbouring channels share a word, and in the matrix unit's operand a register.
-            o_pair = tl.arange(0, o_word.shape[0] // 2)
-            p_word = p_slot + (AT + j * T.words) // 2 + o_pair
-            word = load_words_of(p_word, 2 * o_pair, exists, PADDED, T, MASKED)
-            found = found + (tl.join(as_fp16(word), as_fp16(word >> 16)).reshape(o_word.shape[0]),)
+            found = found + (tl.join(as_fp16(words[j]), as_fp16(words[j] >> 16)).reshape(o_word.shape[0]),)
         else:
             o_item = AT + channels(o_word, 0, j, T)
             p_word = p_slot + (o_item if T.meta_storage == "fp32" else o_item // 2)
@@ -52,6 +53,22 @@ def load_channel_scales(
             else:
                 found = found + ((word >> (o_item % 2 * 16) << 16).to(tl.float32, bitcast=True),)
     return found
+
+
+@triton.jit
+def split_planes(x, PLANES: tl.constexpr):
+    """Columns of `x` [words, PLANES], PLANES 2, 4 or 8, as a tuple."""
+    if PLANES == 2:
+        a, b = tl.split(x)
+        return (a, b)
+    else:
+        even, odd = tl.split(x.reshape(x.shape[0], PLANES // 2, 2))
+        evens = split_planes(even, PLANES // 2)
+        odds = split_planes(odd, PLANES // 2)
+        planes = ()
+        for i in tl.static_range(PLANES // 2):
+            planes = planes + (evens[i], odds[i])
+        return planes
 
 
 @triton.jit

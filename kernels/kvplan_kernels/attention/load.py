@@ -22,9 +22,14 @@ def load_meta_rows(META, row, o_token, m_token, T: tl.constexpr, PAGE: tl.conste
         ITEMS: tl.constexpr = triton.next_power_of_2(T.meta_stride) if T.meta_stride > 16 else 16
         o_item = tl.arange(0, ITEMS)
         p_item = META.to(tl.pointer_type(tl.float16)) + meta_offset(row, T, PAGE)
-        p_item += o_item[:, None] + o_token[None, :] * T.meta_stride
+        if 2 * T.meta_stride <= ITEMS:
+            p_item += (o_item % T.meta_stride)[:, None] + o_token[None, :] * T.meta_stride
+        else:
+            p_item += o_item[:, None] + o_token[None, :] * T.meta_stride
+        if 2 * T.meta_stride <= ITEMS and not MASKED:
+            return tl.trans(tl.load(p_item))
         if MASKED:
-            m_item = m_token[None, :] & (o_item < T.meta_stride)[:, None]
+            m_item = m_token[None, :] & ((o_item < T.meta_stride) | (2 * T.meta_stride <= ITEMS))[:, None]
             return tl.trans(tl.load(p_item, mask=m_item, other=0.0))
         elif T.meta_stride < ITEMS:
             return tl.trans(tl.load(p_item, mask=(o_item < T.meta_stride)[:, None], other=0.0))
@@ -128,7 +133,7 @@ def load_scales(
     which leave out the zeros without SHIFTS.
     """
     if T.by_channel:
-        PAIRS: tl.constexpr = not SHIFTS and T.planar and T.words == 16 and T.meta_storage == "fp16"
+        PAIRS: tl.constexpr = not SHIFTS and T.planar and T.words <= 32 and T.meta_storage == "fp16"
         scales = load_channel_scales(META, row, o_word, exists, T.scale_at, PAIRS, T, MASKED)
         zeros = ()
         if SHIFTS and T.asym:

@@ -92,6 +92,11 @@ def outputs_by_row(
     if V.meta_dot and V.asym:
         b_items = dot(tl.trans(v_meta), p.to(tl.float16), tl.zeros([v_meta.shape[1], p.shape[1]], tl.float32))
         o_item = tl.arange(0, v_meta.shape[1])
+        high = b_items.to(tl.float16)
+        # Rows twice: high halves, then low halves.
+        halves = tl.where((o_item < V.meta_stride)[:, None], b_items, b_items - high.to(tl.float32)).to(tl.float16)
+        b_rows = tl.zeros([acc[0].shape[0], v_meta.shape[1]], tl.int32) + (o_item % V.meta_stride)[None, :]
+        b_rows = tl.where((o_item < 2 * V.meta_stride)[None, :], b_rows, 99)
     for g in tl.static_range(GROUPS):
         if V.has_row_scale:
             b_p = scale_columns(p, meta_value(v_scales[g], o_token, V.scale_at + g, V))
@@ -101,7 +106,7 @@ def outputs_by_row(
             b_p = p.to(tl.float16)
         weighted = weighted + (b_p,)
         if V.meta_dot and V.asym:
-            shifts = shifts + (tl.sum(tl.where((o_item == V.shift_at + g)[:, None], b_items, 0.0), 0),)
+            shifts = shifts + (0,)
         elif V.meta_dot:
             # Sums by the matrix unit, of the same rounded products that the codes get: all rows of the result are one.
             ones = tl.full([16, b_p.shape[0]], 1.0, tl.float16)
@@ -121,7 +126,10 @@ def outputs_by_row(
                 start = start * keep[None, :]
             if V.is_int:
                 b_shift = shifts[(j * V.field_step + i_stripe * V.stripe_step) // V.group_width]
-                start += (b_shift * (plane_weight(j, V) * 2.0**V_UNIT))[None, :]
+                if V.meta_dot and V.asym:
+                    start = dot(tl.where(b_rows == V.shift_at + (j * V.field_step + i_stripe * V.stripe_step) // V.group_width, plane_weight(j, V) * 2.0**V_UNIT, 0.0).to(tl.float16), halves, start)
+                else:
+                    start += (b_shift * (plane_weight(j, V) * 2.0**V_UNIT))[None, :]
             new = new + (
                 dot(
                     v[i_stripe * PLANES + j],
