@@ -219,6 +219,11 @@ class TensorView:
         return self.groups > 1 and self.meta_storage == "fp16" and self.is_int
 
     @property
+    def meta_twice(self) -> bool:
+        """Whether a matrix step of 16 items holds what moves the codes of a row twice: kernels then read it twice."""
+        return self.meta_dot and self.groups in (4, 8)
+
+    @property
     def shift_at(self) -> int:
         """First metadata item that moves the codes: the zeros, or the scales of codes in excess notation."""
         return self.zero_at if self.asym else self.scale_at

@@ -17,19 +17,21 @@ from kvplan_kernels.dialect import cast
 
 @triton.jit
 def load_meta_rows(META, row, o_token, m_token, T: tl.constexpr, PAGE: tl.constexpr, MASKED: tl.constexpr):
-    """Metadata of the part's rows, all items [PART, items padded], fp16; 0 where none is needed."""
+    """Metadata of the part's rows, all items [PART, items padded], fp16; 0 where none is needed.
+
+    With `meta_twice` only what moves the codes, group after group, again and again.
+    """
     if T.meta_dot:
-        ITEMS: tl.constexpr = triton.next_power_of_2(T.meta_stride) if T.meta_stride > 16 else 16
+        WIDE: tl.constexpr = T.meta_stride > 16 and not T.meta_twice
+        ITEMS: tl.constexpr = triton.next_power_of_2(T.meta_stride) if WIDE else 16
         o_item = tl.arange(0, ITEMS)
         p_item = META.to(tl.pointer_type(tl.float16)) + meta_offset(row, T, PAGE)
-        if 2 * T.meta_stride <= ITEMS:
-            p_item += (o_item % T.meta_stride)[:, None] + o_token[None, :] * T.meta_stride
-        else:
-            p_item += o_item[:, None] + o_token[None, :] * T.meta_stride
-        if 2 * T.meta_stride <= ITEMS and not MASKED:
-            return tl.trans(tl.load(p_item))
+        if T.meta_twice:
+            p_item += (T.shift_at + o_item % T.groups)[:, None] + o_token[None, :] * T.meta_stride
+            return tl.trans(tl.load(p_item, mask=m_token[None, :], other=0.0) if MASKED else tl.load(p_item))
+        p_item += o_item[:, None] + o_token[None, :] * T.meta_stride
         if MASKED:
-            m_item = m_token[None, :] & ((o_item < T.meta_stride) | (2 * T.meta_stride <= ITEMS))[:, None]
+            m_item = m_token[None, :] & (o_item < T.meta_stride)[:, None]
             return tl.trans(tl.load(p_item, mask=m_item, other=0.0))
         elif T.meta_stride < ITEMS:
             return tl.trans(tl.load(p_item, mask=(o_item < T.meta_stride)[:, None], other=0.0))
@@ -41,22 +43,31 @@ def load_meta_rows(META, row, o_token, m_token, T: tl.constexpr, PAGE: tl.conste
 
 @triton.jit
 def shift_queries(q_sum, b_unit, sm_scale, K: tl.constexpr):
-    """(high, low, factor): the zeros' part of the scores is the rows of metadata times (high + low), times `factor`.
+    """(high, low, factor): the zeros' part of the scores is the rows of metadata times (high + low), times `factor`. Rows
+    that are read twice need no more than `high`, whose second half then is low.
 
     high, low: [items, HEADS], fp16, of the query divided by `b_unit` so that no query overflows them.
     """
-    ITEMS: tl.constexpr = triton.next_power_of_2(K.meta_stride) if K.meta_stride > 16 else 16
+    WIDE: tl.constexpr = K.meta_stride > 16 and not K.meta_twice
+    ITEMS: tl.constexpr = triton.next_power_of_2(K.meta_stride) if WIDE else 16
     GROUPS: tl.constexpr = K.groups
     o_item = tl.arange(0, ITEMS)
     # Sums of up to 256 values below 2, times 128: a 16th of that fits.
     inverse = tl.where(b_unit > 0, 0.0625 / b_unit, 0.0)
     total = tl.zeros([ITEMS, q_sum[0].shape[0]], tl.float32)
     for g in tl.static_range(GROUPS):
-        total = tl.where((o_item == K.shift_at + g)[:, None], q_sum[g][None, :] * inverse, total)
+        if K.meta_twice:
+            mine = (o_item == g) | (o_item == GROUPS + g)
+        else:
+            mine = o_item == K.shift_at + g
+        total = tl.where(mine[:, None], q_sum[g][None, :] * inverse, total)
     if not K.asym:
         total = total * -centre(K)
     high = total.to(tl.float16)
-    return high, (total - high.to(tl.float32)).to(tl.float16), b_unit * sm_scale * 16.0
+    low = (total - high.to(tl.float32)).to(tl.float16)
+    if K.meta_twice:
+        high = tl.where((o_item < GROUPS)[:, None], high, low)
+    return high, low, b_unit * sm_scale * 16.0
 
 
 @triton.jit

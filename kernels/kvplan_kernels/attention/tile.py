@@ -49,7 +49,10 @@ def scores_by_row(k, q, q_sum, k_factor, k_scales, k_zeros, k_meta, o_token, K: 
                 s = s * b_scale[:, None]
             if K.meta_dot:
                 if g == 0:
-                    s += dot(k_meta, q_sum[1], dot(k_meta, q_sum[0], tl.zeros(total.shape, tl.float32))) * q_sum[2]
+                    b_shift = dot(k_meta, q_sum[0], tl.zeros(total.shape, tl.float32))
+                    if not K.meta_twice:
+                        b_shift = dot(k_meta, q_sum[1], b_shift)
+                    s += b_shift * q_sum[2]
             elif K.asym:
                 s += meta_value(k_zeros[g], o_token, K.zero_at + g, K).to(tl.float32)[:, None] * q_sum[g][None, :]
             elif K.is_int:
@@ -92,11 +95,13 @@ def outputs_by_row(
     if V.meta_dot and V.asym:
         b_items = dot(tl.trans(v_meta), p.to(tl.float16), tl.zeros([v_meta.shape[1], p.shape[1]], tl.float32))
         o_item = tl.arange(0, v_meta.shape[1])
-        high = b_items.to(tl.float16)
-        # Rows twice: high halves, then low halves.
-        halves = tl.where((o_item < V.meta_stride)[:, None], b_items, b_items - high.to(tl.float32)).to(tl.float16)
-        b_rows = tl.zeros([acc[0].shape[0], v_meta.shape[1]], tl.int32) + (o_item % V.meta_stride)[None, :]
-        b_rows = tl.where((o_item < 2 * V.meta_stride)[None, :], b_rows, 99)
+        if V.meta_twice:
+            # Each plane gets the sum of its group by the matrix unit, too. As bf16, the sums may leave fp16's range, and in
+            # two halves, for which the rows were read twice.
+            b_rest = b_items - cast(b_items, tl.bfloat16).to(tl.float32)
+            halves = cast(tl.where((o_item < GROUPS)[:, None], b_items, b_rest), tl.bfloat16)
+            b_group = tl.broadcast_to(o_item[None, :], [acc[0].shape[0], o_item.shape[0]])
+            b_group = tl.where(b_group < 2 * GROUPS, b_group % GROUPS, -1)
     for g in tl.static_range(GROUPS):
         if V.has_row_scale:
             b_p = scale_columns(p, meta_value(v_scales[g], o_token, V.scale_at + g, V))
@@ -105,8 +110,10 @@ def outputs_by_row(
         else:
             b_p = p.to(tl.float16)
         weighted = weighted + (b_p,)
-        if V.meta_dot and V.asym:
+        if V.meta_twice and V.asym:
             shifts = shifts + (0,)
+        elif V.meta_dot and V.asym:
+            shifts = shifts + (tl.sum(tl.where((o_item == V.shift_at + g)[:, None], b_items, 0.0), 0),)
         elif V.meta_dot:
             # Sums by the matrix unit, of the same rounded products that the codes get: all rows of the result are one.
             ones = tl.full([16, b_p.shape[0]], 1.0, tl.float16)
@@ -125,10 +132,12 @@ def outputs_by_row(
             if FIRST:
                 start = start * keep[None, :]
             if V.is_int:
-                b_shift = shifts[(j * V.field_step + i_stripe * V.stripe_step) // V.group_width]
-                if V.meta_dot and V.asym:
-                    start = dot(tl.where(b_rows == V.shift_at + (j * V.field_step + i_stripe * V.stripe_step) // V.group_width, plane_weight(j, V) * 2.0**V_UNIT, 0.0).to(tl.float16), halves, start)
+                if V.meta_twice and V.asym:
+                    mine = b_group == (j * V.field_step + i_stripe * V.stripe_step) // V.group_width
+                    weights = tl.where(mine, plane_weight(j, V) * 2.0**V_UNIT, 0.0).to(tl.float32)
+                    start = dot(cast(weights, tl.bfloat16), halves, start)
                 else:
+                    b_shift = shifts[(j * V.field_step + i_stripe * V.stripe_step) // V.group_width]
                     start += (b_shift * (plane_weight(j, V) * 2.0**V_UNIT))[None, :]
             new = new + (
                 dot(
