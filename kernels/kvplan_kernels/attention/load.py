@@ -144,7 +144,8 @@ def load_scales(
     which leave out the zeros without SHIFTS.
     """
     if T.by_channel:
-        PAIRS: tl.constexpr = not SHIFTS and T.planar and T.words <= 32 and T.meta_storage == "fp16"
+        SHORT: tl.constexpr = T.words <= 32 and T.words % 2 == 0
+        PAIRS: tl.constexpr = not SHIFTS and T.planar and SHORT and T.meta_storage == "fp16"
         scales = load_channel_scales(META, row, o_word, exists, T.scale_at, PAIRS, T, MASKED)
         zeros = ()
         if SHIFTS and T.asym:
