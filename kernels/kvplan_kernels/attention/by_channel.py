@@ -142,11 +142,14 @@ def scores_by_channel(k, q, shift, k_factor, k_scales, PART: tl.constexpr, K: tl
     """
     PLANES: tl.constexpr = K.fields_per_word
     s = tl.zeros([q[0].shape[0], PART], tl.float32)
-    if K.is_int:
-        s += shift[:, None]
     for j in tl.static_range(PLANES):
         s = dot(times(q[j], k_scales[j]), k[j], s)
-    return tl.trans(s * (k_factor * 0.5**K.middle_field))
+    factor = k_factor * 0.5**K.middle_field
+    if K.is_int:
+        # Added last: the codes' products need not wait for it.
+        return tl.trans(s * factor + (shift * factor)[:, None])
+    else:
+        return tl.trans(s * factor)
 
 
 @triton.jit
@@ -156,12 +159,12 @@ def zero_scores(q, shifts, K: tl.constexpr, K_UNIT: tl.constexpr):
     FIELDS: tl.constexpr = PLANES // 2 if K.planar else 1
     total = tl.zeros([q[0].shape[0], COLUMNS], tl.float32)
     for i in tl.static_range(FIELDS):
-        # Fields from the last to the first: each weighs 2**bits more than the one before it.
-        if i > 0:
-            total = total * 2.0**K.bits
+        # Fields do not wait for each other; each weighs 2**bits more than the one before it.
+        field = tl.zeros(total.shape, tl.float32)
         for j in tl.static_range(PLANES):
-            if j % FIELDS == FIELDS - 1 - i:
-                total = dot(q[j], shifts[j], total)
+            if j % FIELDS == i:
+                field = dot(q[j], shifts[j], field)
+        total = total + field * 2.0 ** (K.bits * i)
     return total * (2.0**K_UNIT * (1.0 if K.asym else -centre(K)))
 
 

@@ -98,8 +98,8 @@ def outputs_by_row(
         if V.meta_twice:
             # Each plane gets the sum of its group by the matrix unit, too. As bf16, the sums may leave fp16's range, and in
             # two halves, for which the rows were read twice.
-            b_rest = b_items - cast(b_items, tl.bfloat16).to(tl.float32)
-            halves = cast(tl.where((o_item < GROUPS)[:, None], b_items, b_rest), tl.bfloat16)
+            b_high = (b_items.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+            halves = tl.where((o_item < GROUPS)[:, None], b_high, b_items - b_high).to(tl.bfloat16)
             b_group = tl.broadcast_to(o_item[None, :], [acc[0].shape[0], o_item.shape[0]])
             b_group = tl.where(b_group < 2 * GROUPS, b_group % GROUPS, -1)
     for g in tl.static_range(GROUPS):
