@@ -7,7 +7,7 @@ from kvplan_kernels.attention.by_channel import load_shifts, zero_scores
 from kvplan_kernels.attention.load import load_meta_rows, load_scales, load_stripes, word_offsets
 from kvplan_kernels.attention.recent import recent_outputs, recent_scores
 from kvplan_kernels.attention.sight import hide, soften
-from kvplan_kernels.attention.tile import outputs, scale_exponent, scale_tops, scores, unpack_stripes
+from kvplan_kernels.attention.tile import add_zeros, outputs, scale_exponent, scale_tops, scores, unpack_stripes, zero_sums
 from kvplan_kernels.attention.work import RECENT_TOKENS
 from kvplan_kernels.codecs.convert import round_e4m3
 
@@ -84,6 +84,7 @@ def attend(
     keep = tl.math.exp2(m - m_new)
     # Eight partial sums per head, so that the loop needs no exchange between threads for l.
     l = l * keep[None, :]
+    sums = tl.zeros([16, m.shape[0]], tl.float32)
     for i in tl.static_range(PARTS):
         part = loaded[i]
         p = tl.math.exp2(logits[i] - (m_new - P_SHIFT)[None, :])
@@ -95,7 +96,8 @@ def attend(
         if MODE.fp8:
             p = round_e4m3(p)
         acc = outputs(v, acc, p, keep, part[6], part[7], part[9], o_token, V, V_UNIT, i == 0)
-    return m_new, l, acc
+        sums = zero_sums(part[9], p, sums, V)
+    return m_new, l, add_zeros(acc, sums, V, V_UNIT)
 
 
 @triton.jit

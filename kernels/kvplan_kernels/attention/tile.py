@@ -92,16 +92,9 @@ def outputs_by_row(
     PLANES: tl.constexpr = V.fields_per_word
     weighted = ()
     shifts = ()
-    if V.meta_dot and V.asym:
+    if V.meta_dot and V.asym and not V.meta_twice:
         b_items = dot(tl.trans(v_meta), p.to(tl.float16), tl.zeros([v_meta.shape[1], p.shape[1]], tl.float32))
         o_item = tl.arange(0, v_meta.shape[1])
-        if V.meta_twice:
-            # Each plane gets the sum of its group by the matrix unit, too. As bf16, the sums may leave fp16's range, and in
-            # two halves, for which the rows were read twice.
-            b_high = (b_items.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
-            halves = tl.where((o_item < GROUPS)[:, None], b_high, b_items - b_high).to(tl.bfloat16)
-            b_group = tl.broadcast_to(o_item[None, :], [acc[0].shape[0], o_item.shape[0]])
-            b_group = tl.where(b_group < 2 * GROUPS, b_group % GROUPS, -1)
     for g in tl.static_range(GROUPS):
         if V.has_row_scale:
             b_p = scale_columns(p, meta_value(v_scales[g], o_token, V.scale_at + g, V))
@@ -131,14 +124,9 @@ def outputs_by_row(
             start = acc[i_stripe * PLANES + j]
             if FIRST:
                 start = start * keep[None, :]
-            if V.is_int:
-                if V.meta_twice and V.asym:
-                    mine = b_group == (j * V.field_step + i_stripe * V.stripe_step) // V.group_width
-                    weights = tl.where(mine, plane_weight(j, V) * 2.0**V_UNIT, 0.0).to(tl.float32)
-                    start = dot(cast(weights, tl.bfloat16), halves, start)
-                else:
-                    b_shift = shifts[(j * V.field_step + i_stripe * V.stripe_step) // V.group_width]
-                    start += (b_shift * (plane_weight(j, V) * 2.0**V_UNIT))[None, :]
+            if V.is_int and not (V.meta_twice and V.asym):
+                b_shift = shifts[(j * V.field_step + i_stripe * V.stripe_step) // V.group_width]
+                start += (b_shift * (plane_weight(j, V) * 2.0**V_UNIT))[None, :]
             new = new + (
                 dot(
                     v[i_stripe * PLANES + j],
@@ -147,6 +135,39 @@ def outputs_by_row(
                 ),
             )
     return new
+
+
+@triton.jit
+def zero_sums(v_meta, p, so_far, V: tl.constexpr):
+    """`so_far` [16, HEADS] and the zeros of the part's rows, as `load_meta_rows` repeats them, times `p`."""
+    if V.meta_twice and V.asym:
+        return dot(tl.trans(v_meta), p.to(tl.float16), so_far)
+    else:
+        return so_far
+
+
+@triton.jit
+def add_zeros(acc, sums, V: tl.constexpr, V_UNIT: tl.constexpr):
+    """Planes `acc` plus `zero_sums` of their groups.
+
+    The matrix unit hands each plane the sum of its group: as bf16, because sums may leave fp16's range, and in two halves.
+    """
+    if V.meta_twice and V.asym:
+        GROUPS: tl.constexpr = V.groups
+        PLANES: tl.constexpr = V.fields_per_word
+        o_item = tl.arange(0, 16)
+        b_high = (sums.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+        halves = tl.where((o_item < GROUPS)[:, None], b_high, sums - b_high).to(tl.bfloat16)
+        o_group = tl.broadcast_to(o_item[None, :], [acc[0].shape[0], 16])
+        o_group = tl.where(o_group < 2 * GROUPS, o_group % GROUPS, -1)
+        new = ()
+        for i in tl.static_range(len(acc)):
+            mine = o_group == (i % PLANES * V.field_step + i // PLANES * V.stripe_step) // V.group_width
+            weights = tl.where(mine, plane_weight(i % PLANES, V) * 2.0**V_UNIT, 0.0).to(tl.float32)
+            new = new + (dot(cast(weights, tl.bfloat16), halves, acc[i]),)
+        return new
+    else:
+        return acc
 
 
 @triton.jit
