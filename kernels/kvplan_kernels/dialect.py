@@ -29,6 +29,11 @@ def has_dependent_launch(capability: int) -> bool:
     return capability >= 90 and not _TRITON_3_4 and not INTERPRET
 
 
+def dependent_launch(wanted: bool) -> dict[str, bool]:
+    """Launch option: the kernel's programs may take their places before the kernel ahead of it ends."""
+    return {"launch_pdl": True} if wanted else {}
+
+
 @triton.jit
 def loop_bound(n):
     """`n`, usable in `range` in both modes."""

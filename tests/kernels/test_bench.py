@@ -97,7 +97,7 @@ def test_tried_shapes_obey_the_rules(clock: None, tmp_path: Path, monkeypatch: p
 
 def test_every_kernel_is_compiled_once_and_tried_ones_are_shared_out() -> None:
     items = list(measured(["fp16", "int8"], [c.name for c in CASES]))
-    chosen = SimpleNamespace(jobs=30, try_configs=False)
+    chosen = SimpleNamespace(jobs=30, try_configs=False, device="cpu")
     assert len(decode.compile_jobs(items, chosen)) == 2 * 5
     chosen.try_configs = True
     jobs = decode.compile_jobs(items, chosen)

@@ -219,6 +219,13 @@ def test_default_launch_keeps_its_rules() -> None:
                 assert config.num_warps * config.ctas_per_sm % 4 == 0 and 128 % config.block_tokens == 0
 
 
+def test_one_program_per_head_where_the_heads_nearly_fill_the_gpu() -> None:
+    layout = layout_of("int8", dims=(128, 128))
+    configs = {heads: default_config(layout, 128, 4, heads, 132) for heads in (128, 500, 512, 528, 536)}
+    assert {heads for heads, config in configs.items() if config.programs == heads} == {512, 528}
+    assert configs[512].num_programs(torch.device(DEVICE)) == 512 and configs[128].programs is None
+
+
 @pytest.mark.parametrize("spelling", ["int8:channel/24", "fp32", "int4:group/2"])
 def test_formats_without_a_kernel_are_refused_by_name(spelling: str) -> None:
     layout = layout_of(spelling)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvplan_kernels.attention.mode import Mode
 from kvplan_kernels.codecs.rotation import turn
-from kvplan_kernels.dialect import cast, loop_bound
+from kvplan_kernels.dialect import cast, dependent_launch, loop_bound
 
 NO_SCORE = tl.constexpr(-1.0e30)
 # Sums of logs below this are of queries that saw nothing.
@@ -146,7 +146,6 @@ def combine(
     requests, dim_v = out.shape[0], out.shape[-1]
     segments = requests * kv_heads * mode.blocks
     c = combine_constants(segments, num_programs, kv_heads, mode, dim_v, rotated)
-    options = {"launch_pdl": True} if pdl else {}
     grid = (segments, mode.columns, triton.cdiv(dim_v, c["CHANNELS"]))
     combine_kernel[grid](
         part_out,
@@ -161,5 +160,5 @@ def combine(
         **c,
         PDL=pdl,
         num_warps=1 if c["SPLITS"] <= 4 else 4,
-        **options,
+        **dependent_launch(pdl),
     )

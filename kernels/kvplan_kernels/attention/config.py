@@ -33,6 +33,7 @@ class DecodeConfig:
         block_tokens: tokens of a tile; divides page_size.
         ctas_per_sm: programs per SM; num_warps * ctas_per_sm is a multiple of 4.
         maxnreg: cap on registers per thread, None for the compiler's choice.
+        programs: grid of the main kernel, None for all that the SMs hold.
     """
 
     block_tokens: int
@@ -40,12 +41,11 @@ class DecodeConfig:
     num_stages: int
     ctas_per_sm: int
     maxnreg: int | None = None
+    programs: int | None = None
 
     def num_programs(self, device: torch.device) -> int:
-        """Grid of the main kernel: depends on the device only, never on lengths."""
-        if device.type != "cuda":
-            return INTERPRETER_SMS * self.ctas_per_sm
-        return torch.cuda.get_device_properties(device).multi_processor_count * self.ctas_per_sm
+        """Grid of the main kernel: never depends on lengths."""
+        return self.programs or count_sms(device) * self.ctas_per_sm
 
     @property
     def options(self) -> dict[str, int]:
@@ -56,16 +56,32 @@ class DecodeConfig:
 
 TABLE = {
     "16 bit": DecodeConfig(32, 1, 3, 4),
-    "int8": DecodeConfig(64, 1, 3, 4),
-    "fp8": DecodeConfig(64, 1, 3, 4),
+    "int8": DecodeConfig(128, 4, 3, 2),
+    "fp8": DecodeConfig(128, 4, 3, 2),
     "fp4": DecodeConfig(64, 1, 3, 8),
-    "int4": DecodeConfig(64, 1, 3, 8),
+    "int4": DecodeConfig(128, 1, 3, 4),
     "int3": DecodeConfig(32, 1, 3, 8),
     "int2": DecodeConfig(128, 1, 3, 8),
     "groups": DecodeConfig(32, 1, 3, 8),
     "channels": DecodeConfig(64, 1, 3, 8),
     "8-bit channels": DecodeConfig(64, 1, 3, 4),
 }
+# Where all KV heads nearly fill four programs per SM, one program each: heads of one length are then not cut.
+ONE_PER_HEAD = {
+    "16 bit": DecodeConfig(32, 1, 3, 4),
+    "int8": DecodeConfig(64, 1, 3, 4),
+    "fp8": DecodeConfig(32, 1, 4, 4),
+    "int4": DecodeConfig(128, 1, 3, 4),
+}
+# The least share of the places of all SMs that one program per head must take.
+NEARLY = 0.95
+
+
+def count_sms(device: torch.device) -> int:
+    """Multiprocessors of a GPU; the interpreter counts as a few."""
+    if device.type != "cuda":
+        return INTERPRETER_SMS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def format_class(layout: Layout) -> str:
@@ -83,13 +99,21 @@ def format_class(layout: Layout) -> str:
     return f"int{widest}" if any(v.is_int and v.bits == widest for v in views) else "fp8"
 
 
-def default_config(layout: Layout, page_size: int, columns: int) -> DecodeConfig:
+def default_config(layout: Layout, page_size: int, columns: int, heads: int = 0, sms: int = 1) -> DecodeConfig:
     """The table's entry, fitted to the head dimension, the query columns, the page size and shared memory.
+
+    Args:
+        columns: query columns of a block, see mode.py.
+        heads: KV heads of all requests, times blocks of columns, if they are known.
+        sms: multiprocessors of the GPU.
 
     Raises:
         UnsupportedError: pages whose size is no multiple of 16 tokens.
     """
-    config = TABLE[format_class(layout)]
+    kind = format_class(layout)
+    config, alone = TABLE[kind], ONE_PER_HEAD.get(kind)
+    if alone and columns <= FEW_COLUMNS and NEARLY * sms * alone.ctas_per_sm <= heads <= sms * alone.ctas_per_sm:
+        config = replace(alone, programs=heads)
     warps, ctas = config.num_warps, config.ctas_per_sm
     dim = max(1 << (layout.view(role).dim - 1).bit_length() for role in ("k", "v"))
     # The same bytes per tile at every head dimension.
@@ -115,7 +139,8 @@ def default_config(layout: Layout, page_size: int, columns: int) -> DecodeConfig
         ctas //= 2
     while ctas * tokens * in_flight > SM_BYTES and tokens > 16:
         tokens //= 2
-    return replace(config, block_tokens=tokens, num_warps=warps, ctas_per_sm=ctas)
+    programs = config.programs if ctas == config.ctas_per_sm else None
+    return replace(config, block_tokens=tokens, num_warps=warps, ctas_per_sm=ctas, programs=programs)
 
 
 def part_tokens(layout: Layout, block_tokens: int) -> int:

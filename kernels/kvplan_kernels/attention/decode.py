@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvplan.formats.layout import Layout
 from kvplan_kernels.attention.combine import combine
-from kvplan_kernels.attention.config import DecodeConfig, default_config, padded_words, part_tokens
+from kvplan_kernels.attention.config import DecodeConfig, count_sms, default_config, padded_words, part_tokens
 from kvplan_kernels.attention.door import check_fp8_domain, check_memory, check_query, check_supported, check_variant
 from kvplan_kernels.attention.kernel import decode_kernel
 from kvplan_kernels.attention.mode import Mode, block_columns, window_reach
@@ -21,7 +21,7 @@ from kvplan_kernels.attention.workspace import Workspace
 from kvplan_kernels.cache import Cache
 from kvplan_kernels.codecs.grid_tiles import unit_log2
 from kvplan_kernels.codecs.rotation import rotate
-from kvplan_kernels.dialect import LEAST_COLUMNS, capability_of, has_dependent_launch
+from kvplan_kernels.dialect import LEAST_COLUMNS, capability_of, dependent_launch, has_dependent_launch
 
 
 def decode_constants(
@@ -97,7 +97,7 @@ def decode(
     check_supported(layout)
     mode = launch_mode(q, cache, variant, own=own is not None, fp8_domain=fp8_domain)
     check_variant(q, variant, own, layout.view("v").dim)
-    config = config or default_config(layout, cache.page_size, mode.columns)
+    config = config or launch_config(q, cache, mode)
     k, v = layout.view("k"), layout.view("v")
     if out is None:
         out = torch.empty((*q.shape[:-1], v.dim), dtype=q.dtype, device=q.device)
@@ -136,6 +136,7 @@ def decode(
         variant.softcap or 0.0,
         **constants,
         **config.options,
+        **dependent_launch(constants["PDL"]),
     )
     combine(
         workspace.part_out, workspace.part_lse, out, work, programs, layout.heads, mode,
@@ -163,10 +164,17 @@ def launch_mode(
     )  # fmt: skip
 
 
+def launch_config(q: Tensor, cache: Cache, mode: Mode | None = None) -> DecodeConfig:
+    """The launch that `decode` takes for these shapes if it is given none."""
+    mode = mode or launch_mode(q, cache)
+    heads = cache.num_sequences * cache.layout.heads * mode.blocks
+    return default_config(cache.layout, cache.page_size, mode.columns, heads, count_sms(q.device))
+
+
 def make_workspace(q: Tensor, cache: Cache, config: DecodeConfig | None = None) -> Workspace:
     """Scratch memory for `decode` with these shapes, to be kept and reused."""
     layout, mode = cache.layout, launch_mode(q, cache)
-    config = config or default_config(layout, cache.page_size, mode.columns)
+    config = config or launch_config(q, cache, mode)
     turned = layout.view("k").dim if layout.view("k").rot else 0
     return Workspace.allocate(
         config.num_programs(q.device), q.shape[0], layout.heads, mode, layout.view("v").dim, q.device, turned

@@ -95,6 +95,8 @@ def decode_kernel(
     SEGMENTS: tl.constexpr = HKV * MODE.blocks
     COLUMNS: tl.constexpr = MODE.columns
     i_program = tl.program_id(0)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
     total = tl.load(TILE_STARTS + num_requests).to(tl.int64) * SEGMENTS
     programs = busy_programs(total)
     at = i_program * total // tl.maximum(programs, 1)
@@ -106,12 +108,11 @@ def decode_kernel(
     o_k = word_offsets(K, KW, PART)
     o_v = word_offsets(V, VW, PART)
     while at < end:
-        i_request = find_request(TILE_STARTS, num_requests, (at // SEGMENTS).to(tl.int32), SCAN)
-        length = tl.load(LENGTHS + i_request)
+        i_request, begin, length = find_request(TILE_STARTS, LENGTHS, num_requests, (at // SEGMENTS).to(tl.int32), SCAN)
         k_end = packed_tokens(length, K)
         v_end = packed_tokens(length, V)
         tiles = count_tiles(length, reach, BN, V, MODE.windowed)
-        inside = (at - tl.load(TILE_STARTS + i_request).to(tl.int64) * SEGMENTS).to(tl.int32)
+        inside = (at - begin.to(tl.int64) * SEGMENTS).to(tl.int32)
         i_segment = inside // tiles
         i_head = i_segment // MODE.blocks
         start = first_tile(length, reach, BN, V, MODE.windowed)
@@ -184,13 +185,27 @@ def decode_kernel(
                 )  # fmt: skip
         if V.recent:
             acc = natural_planes(acc, V, V_UNIT)
-            for i_tile in tl.range(loop_bound(tl.maximum(first, packed)), loop_bound(last), num_stages=1):
-                i_token = (v_end // RECENT_TOKENS + i_tile - packed_tiles(length, BN, V)) * RECENT_TOKENS
-                m, l, acc = attend_recent(
-                    i_token, m, l, acc, q, q_sum, k_factor, q_plain, plain_factor, K_WORDS, K_HIGH, K_META, K_RING,
-                    V_RING, p_table, i_pair, i_head, k_end, v_end, length, limit, o_kw, o_vw, K, V, MODE, HKV,
-                    PAGE, K_UNIT, NATIVE_FP8, EARLY_KEYS,
-                )  # fmt: skip
+            i_late = tl.maximum(first, packed)
+            if EARLY_KEYS:
+                # Tiles that begin before the first key that waits.
+                i_early = packed_tiles(length, BN, V) - v_end // RECENT_TOKENS + tl.cdiv(k_end, RECENT_TOKENS)
+                i_early = tl.minimum(tl.maximum(i_early, i_late), last) if K.recent else last
+                for i_tile in tl.range(loop_bound(i_late), loop_bound(i_early), num_stages=1):
+                    i_token = (v_end // RECENT_TOKENS + i_tile - packed_tiles(length, BN, V)) * RECENT_TOKENS
+                    m, l, acc = attend_recent(
+                        i_token, m, l, acc, q, q_sum, k_factor, q_plain, plain_factor, K_WORDS, K_HIGH, K_META, K_RING,
+                        V_RING, p_table, i_pair, i_head, k_end, v_end, length, limit, o_kw, o_vw, K, V, MODE, HKV,
+                        PAGE, K_UNIT, NATIVE_FP8, True,
+                    )  # fmt: skip
+                i_late = i_early
+            if K.recent:
+                for i_tile in tl.range(loop_bound(i_late), loop_bound(last), num_stages=STAGES):
+                    i_token = (v_end // RECENT_TOKENS + i_tile - packed_tiles(length, BN, V)) * RECENT_TOKENS
+                    m, l, acc = attend_recent(
+                        i_token, m, l, acc, q, q_sum, k_factor, q_plain, plain_factor, K_WORDS, K_HIGH, K_META, K_RING,
+                        V_RING, p_table, i_pair, i_head, k_end, v_end, length, limit, o_kw, o_vw, K, V, MODE, HKV,
+                        PAGE, K_UNIT, NATIVE_FP8, False,
+                    )  # fmt: skip
         slot = i_program + i_request.to(tl.int64) * SEGMENTS + i_segment
         b_sum = tl.sum(l, 0)
         tl.store(PART_LSE + slot * COLUMNS + o_head, m + (tl.math.log2(b_sum) - P_SHIFT), mask=o_head < COLUMNS)

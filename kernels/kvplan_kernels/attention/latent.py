@@ -19,7 +19,7 @@ from kvplan_kernels.attention.work import SCAN, tile_starts
 from kvplan_kernels.attention.workspace import Workspace
 from kvplan_kernels.cache import Cache
 from kvplan_kernels.codecs.ds_mla import slot_views
-from kvplan_kernels.dialect import LEAST_COLUMNS, capability_of, has_dependent_launch
+from kvplan_kernels.dialect import LEAST_COLUMNS, capability_of, dependent_launch, has_dependent_launch
 
 
 def latent_constants(
@@ -103,6 +103,7 @@ def latent_decode(
         cache.page_table.shape[1],
         **constants,
         **config.options,
+        **dependent_launch(bool(constants["PDL"])),
     )
     combine(workspace.part_out, workspace.part_lse, out, work, programs, 1, mode, pdl=bool(constants["PDL"]))
     return out

@@ -143,6 +143,8 @@ def latent_decode_kernel(
     PARTS: tl.constexpr = L.parts
     PART: tl.constexpr = L.part
     i_program = tl.program_id(0)
+    if PDL:
+        tl.extra.cuda.gdc_wait()
     total = tl.load(TILE_STARTS + num_requests).to(tl.int64) * BLOCKS
     programs = busy_programs(total)
     at = i_program * total // tl.maximum(programs, 1)
@@ -150,10 +152,9 @@ def latent_decode_kernel(
     o_column = tl.arange(0, HEADS)
     o_token = tl.arange(0, BN)
     while at < end:
-        i_request = find_request(TILE_STARTS, num_requests, (at // BLOCKS).to(tl.int32), SCAN)
-        length = tl.load(LENGTHS + i_request)
+        i_request, begin, length = find_request(TILE_STARTS, LENGTHS, num_requests, (at // BLOCKS).to(tl.int32), SCAN)
         tiles = (length + BN - 1) // BN
-        inside = (at - tl.load(TILE_STARTS + i_request).to(tl.int64) * BLOCKS).to(tl.int32)
+        inside = (at - begin.to(tl.int64) * BLOCKS).to(tl.int32)
         i_block = inside // tiles
         first = inside % tiles
         last = tl.minimum(tiles, first + (end - at).to(tl.int32))

@@ -43,9 +43,9 @@ def load_meta_rows(META, row, o_token, m_token, T: tl.constexpr, PAGE: tl.conste
 
 @triton.jit
 def shift_queries(q_sum, b_unit, sm_scale, K: tl.constexpr):
-    """(high, low, factor): the zeros' part of the scores is the rows of metadata times (high + low), times `factor`. Rows
-    that are read twice need no more than `high`, whose second half then is low.
+    """(high, low, factor): the zeros' part of the scores is the rows of metadata times (high + low), times `factor`.
 
+    Rows that are read twice need no more than `high`, whose second half then is low.
     high, low: [items, HEADS], fp16, of the query divided by `b_unit` so that no query overflows them.
     """
     WIDE: tl.constexpr = K.meta_stride > 16 and not K.meta_twice

@@ -7,7 +7,15 @@ from kvplan_kernels.attention.by_channel import load_shifts, zero_scores
 from kvplan_kernels.attention.load import load_meta_rows, load_scales, load_stripes, word_offsets
 from kvplan_kernels.attention.recent import recent_outputs, recent_scores
 from kvplan_kernels.attention.sight import hide, soften
-from kvplan_kernels.attention.tile import add_zeros, outputs, scale_exponent, scale_tops, scores, unpack_stripes, zero_sums
+from kvplan_kernels.attention.tile import (
+    add_zeros,
+    outputs,
+    scale_exponent,
+    scale_tops,
+    scores,
+    unpack_stripes,
+    zero_sums,
+)
 from kvplan_kernels.attention.work import RECENT_TOKENS
 from kvplan_kernels.codecs.convert import round_e4m3
 
@@ -108,7 +116,7 @@ def attend_recent(
 ):  # fmt: skip
     """`attend` for RECENT_TOKENS tokens from `i_token` on, of which those from v_end on wait in V_RING and count.
 
-    `acc`: natural planes. With EARLY_KEYS their keys may be packed all the same, those before k_end.
+    `acc`: natural planes. With EARLY_KEYS the keys before k_end are packed all the same.
     """
     o_token = tl.arange(0, RECENT_TOKENS)
     o_row = i_token + o_token

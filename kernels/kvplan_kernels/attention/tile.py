@@ -150,7 +150,7 @@ def zero_sums(v_meta, p, so_far, V: tl.constexpr):
 def add_zeros(acc, sums, V: tl.constexpr, V_UNIT: tl.constexpr):
     """Planes `acc` plus `zero_sums` of their groups.
 
-    The matrix unit hands each plane the sum of its group: as bf16, because sums may leave fp16's range, and in two halves.
+    The matrix unit hands each plane the sum of its group: as bf16, because sums may leave fp16's range, in two halves.
     """
     if V.meta_twice and V.asym:
         GROUPS: tl.constexpr = V.groups
@@ -160,11 +160,23 @@ def add_zeros(acc, sums, V: tl.constexpr, V_UNIT: tl.constexpr):
         halves = tl.where((o_item < GROUPS)[:, None], b_high, sums - b_high).to(tl.bfloat16)
         o_group = tl.broadcast_to(o_item[None, :], [acc[0].shape[0], 16])
         o_group = tl.where(o_group < 2 * GROUPS, o_group % GROUPS, -1)
+        SHARED: tl.constexpr = len(acc) > GROUPS
+        rows = ()
+        if SHARED:
+            # One product serves the planes of a group: fewer matrices to keep in registers.
+            for g in tl.static_range(GROUPS):
+                chosen = cast((o_group == g).to(tl.float32), tl.bfloat16)
+                rows = rows + (dot(chosen, halves, tl.zeros(acc[0].shape, tl.float32)),)
         new = ()
         for i in tl.static_range(len(acc)):
-            mine = o_group == (i % PLANES * V.field_step + i // PLANES * V.stripe_step) // V.group_width
-            weights = tl.where(mine, plane_weight(i % PLANES, V) * 2.0**V_UNIT, 0.0).to(tl.float32)
-            new = new + (dot(cast(weights, tl.bfloat16), halves, acc[i]),)
+            weight = plane_weight(i % PLANES, V) * 2.0**V_UNIT
+            if SHARED:
+                b_row = rows[(i % PLANES * V.field_step + i // PLANES * V.stripe_step) // V.group_width]
+                new = new + (acc[i] + b_row * weight,)
+            else:
+                mine = o_group == (i % PLANES * V.field_step + i // PLANES * V.stripe_step) // V.group_width
+                chosen = cast(tl.where(mine, weight, 0.0).to(tl.float32), tl.bfloat16)
+                new = new + (dot(chosen, halves, acc[i]),)
         return new
     else:
         return acc

@@ -70,15 +70,25 @@ def busy_programs(total):
 
 
 @triton.jit
-def find_request(TILE_STARTS, num_requests, tile, BLOCK: tl.constexpr):
-    """The request b with TILE_STARTS[b] <= tile < TILE_STARTS[b + 1]; counts, since one wide load beats a search."""
+def find_request(TILE_STARTS, LENGTHS, num_requests, tile, BLOCK: tl.constexpr):
+    """(request b with TILE_STARTS[b] <= tile < TILE_STARTS[b + 1], TILE_STARTS[b], its length).
+
+    Reads all of them at once: waiting for the request before its length is read would cost as much as a search.
+    """
     o_block = tl.arange(0, BLOCK)
-    found = 0
+    request, start, length = 0, 0, 0
     for first in range(0, loop_bound(num_requests), BLOCK):
-        m_request = first + o_block < num_requests
-        b_ends = tl.load(TILE_STARTS + 1 + first + o_block, mask=m_request, other=2147483647)
-        found += tl.sum((b_ends <= tile).to(tl.int32), 0)
-    return found
+        o_request = first + o_block
+        m_request = o_request < num_requests
+        b_starts = tl.load(TILE_STARTS + o_request, mask=m_request, other=2147483647)
+        b_ends = tl.load(TILE_STARTS + 1 + o_request, mask=m_request, other=0)
+        b_lengths = tl.load(LENGTHS + o_request, mask=m_request, other=0)
+        # Requests without tiles begin where they end.
+        mine = (b_starts <= tile) & (tile < b_ends)
+        request += tl.sum(tl.where(mine, o_request, 0), 0)
+        start += tl.sum(tl.where(mine, b_starts, 0), 0)
+        length += tl.sum(tl.where(mine, b_lengths, 0), 0)
+    return request, start, length
 
 
 def tile_starts(

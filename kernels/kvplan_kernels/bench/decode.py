@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvplan_kernels.attention.config import DecodeConfig, default_config
-from kvplan_kernels.attention.decode import decode, make_workspace
+from kvplan_kernels.attention.config import DecodeConfig
+from kvplan_kernels.attention.decode import decode, launch_config, make_workspace
 from kvplan_kernels.attention.work import tile_starts
 from kvplan_kernels.bench.baseline import bytes_read, dense_time, rotating, torch_ways
 from kvplan_kernels.bench.cases import BASELINE, CASES, ERROR_MUST, FORMATS, Case, Goal, goal, layout_for, measured
@@ -29,7 +29,7 @@ from kvplan_kernels.bench.peers import peer_times
 from kvplan_kernels.bench.report import stamp, with_reasons
 from kvplan_kernels.bench.roofline import measure_roof
 from kvplan_kernels.bench.timing import graph_time
-from kvplan_kernels.bench.tries import compile_ahead, launch_once, tries
+from kvplan_kernels.bench.tries import compile_ahead, launch_once, table_entry, tries
 from kvplan_kernels.cache import Cache
 from kvplan_kernels.testing import KERNEL
 
@@ -65,7 +65,8 @@ def main() -> int:
 
 def compile_jobs(items: Sequence[tuple[Case, str]], chosen: argparse.Namespace) -> list[Callable[[], object]]:
     """One job for each kernel, several where many launch shapes are tried: lengths and tables change no kernel."""
-    kernels = {(fmt, case.group, case.dim): case.name for case, fmt in reversed(items)}
+    device = torch.device(chosen.device)
+    kernels = {(fmt, case.group, case.dim, table_entry(fmt, case, device)): case.name for case, fmt in reversed(items)}
     shares = max(1, chosen.jobs // len(kernels)) if chosen.try_configs else 1
     return [
         partial(launch_once, name, fmt, share, shares, chosen.try_configs)
@@ -123,7 +124,7 @@ def measure(fmt: str, case: Case, report: Row, chosen: argparse.Namespace) -> Ro
     layout = layout_for(fmt, case)
     cache, q = filled(layout, case, chosen.device), queries(layout, case, chosen.device)
     sample = sampled(q, cache, case.dim**-0.5)
-    config = default_config(layout, cache.page_size, case.group)
+    config = launch_config(q, cache)
     caches = rotating(cache)
     names = [layout.tensor(role).spelling for role in ("k", "v")]
     shape = {"requests": len(case.lengths), "tokens": sum(case.lengths), "kv_heads": case.kv_heads}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
-from kvplan_kernels.attention.config import SM_BYTES, DecodeConfig, default_config, padded_words
+from kvplan_kernels.attention.config import SM_BYTES, DecodeConfig, count_sms, default_config, padded_words
 from kvplan_kernels.attention.decode import decode
 from kvplan_kernels.bench.cases import CASES, PAGE, Case, layout_for
 from kvplan_kernels.bench.filled import filled, queries
@@ -22,32 +22,23 @@ STAGES = (3, 4)
 CAPPED = ((2, 6, 160), (1, 12, 160))
 
 
-@dataclass(frozen=True)
-class FixedPrograms(DecodeConfig):
-    """A launch of one program per (request, KV head): for shapes where these are 3 to 4 times the SMs."""
-
-    programs: int = 0
-
-    def num_programs(self, device: torch.device) -> int:
-        return self.programs
+def table_entry(fmt: str, case: Case, device: torch.device) -> DecodeConfig:
+    """The launch shape that `decode` takes for this case by itself."""
+    heads = len(case.lengths) * case.kv_heads
+    return default_config(layout_for(fmt, case), PAGE, case.group, heads, count_sms(device))
 
 
 def tries(fmt: str, case: Case, device: torch.device) -> list[DecodeConfig]:
     """The table's entry first, then the others that fit shared memory."""
-    layout = layout_for(fmt, case)
-    base = default_config(layout, PAGE, case.group)
+    layout, heads, sms = layout_for(fmt, case), len(case.lengths) * case.kv_heads, count_sms(device)
+    base = table_entry(fmt, case, device)
     row_bytes = sum(2 * padded_words(layout.view(role).words) for role in ("k", "v"))
     found = [base]
     for tokens in TILES:
         found += [DecodeConfig(tokens, w, s, p) for w, p in WARPS_AND_PROGRAMS for s in STAGES]
         found += [DecodeConfig(tokens, w, 3, p, cap) for w, p, cap in CAPPED]
-    programs = len(case.lengths) * case.kv_heads
-    if device.type == "cuda":
-        sms = torch.cuda.get_device_properties(device).multi_processor_count
-        if 3 * sms <= programs <= 4 * sms:
-            found += [
-                FixedPrograms(t, w, 3, 4, programs=programs) for t in TILES for w in (1, 2)
-            ]  # fmt: skip
+    if 3 * sms <= heads <= 4 * sms:
+        found += [DecodeConfig(t, w, s, 4, programs=heads) for t in TILES for w in (1, 2) for s in STAGES]
     fits = [c for c in found if c.ctas_per_sm * c.block_tokens * (c.num_stages - 1) * row_bytes <= SM_BYTES]
     return list(dict.fromkeys([base, *fits]))
 
@@ -68,7 +59,7 @@ def launch_once(case_name: str, fmt: str, share: int, shares: int, try_all: bool
     small = replace(case, lengths=(16 * PAGE,) * 2 if case.uniform else (16 * PAGE, PAGE))
     layout = layout_for(fmt, case)
     cache, q = filled(layout, small, "cuda"), queries(layout, small, "cuda")
-    configs = tries(fmt, case, q.device) if try_all else [default_config(layout, PAGE, case.group)]
+    configs = tries(fmt, case, q.device) if try_all else [table_entry(fmt, case, q.device)]
     for config in configs[share::shares]:
         try:
             decode(q, cache, config=config)

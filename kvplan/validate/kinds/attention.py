@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from kvplan_kernels.attention.config import DecodeConfig, default_config
-from kvplan_kernels.attention.decode import decode, make_workspace
+from kvplan_kernels.attention.config import DecodeConfig
+from kvplan_kernels.attention.decode import decode, launch_config, make_workspace
 from kvplan_kernels.attention.door import check_fp8_domain, check_supported
 from kvplan_kernels.attention.unfused import unfused_decode
 from kvplan_kernels.attention.variant import PLAIN, Variant
@@ -118,7 +118,7 @@ class Attention(Kind):
         return make_workspace(q, cache)
 
     def config(self, q: Tensor, cache: Cache) -> DecodeConfig:
-        return default_config(cache.layout, cache.page_size, q.shape[1] // cache.layout.heads)
+        return launch_config(q, cache)
 
     def has_fp8_domain(self, layout: Layout) -> bool:
         try:
