@@ -18,6 +18,8 @@ from kvplan_kernels.dialect import cast, dependent_launch, loop_bound
 NO_SCORE = tl.constexpr(-1.0e30)
 # Sums of logs below this are of queries that saw nothing.
 NOTHING = tl.constexpr(-1.0e28)
+# Partials that one step reads at once; each further step waits for memory once more.
+MOST_SPLITS = 256
 
 
 @triton.jit(do_not_specialize=["num_requests", "num_programs"])
@@ -112,9 +114,11 @@ def combine_constants(
     segments: int, num_programs: int, kv_heads: int, mode: Mode, dim_v: int, rotated: bool = False
 ) -> dict[str, Any]:
     """Constexprs of the kernel from shapes alone; any lengths are correct, equal ones take one step per program."""
-    splits = min(64, max(2, triton.next_power_of_2(triton.cdiv(num_programs, segments) + 1)))
+    wanted = max(2, triton.next_power_of_2(triton.cdiv(num_programs, segments) + 1))
+    splits = min(64 if rotated else MOST_SPLITS, wanted)
     padded = triton.next_power_of_2(dim_v)
-    channels = padded if splits <= 16 or rotated else min(padded, 32)
+    # Some 32 values per thread.
+    channels = padded if splits <= 16 or rotated else min(padded, 2048 // splits)
     sizes = {"MODE": mode, "HKV": kv_heads, "DV": dim_v, "LOG2_DV": dim_v.bit_length() - 1}
     return {**sizes, "CHANNELS": channels, "SPLITS": splits, "ROTATED": rotated}
 

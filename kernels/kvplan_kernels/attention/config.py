@@ -55,7 +55,7 @@ class DecodeConfig:
 
 
 TABLE = {
-    "16 bit": DecodeConfig(32, 1, 3, 4),
+    "16 bit": DecodeConfig(64, 2, 3, 2),
     "int8": DecodeConfig(128, 4, 3, 2),
     "fp8": DecodeConfig(128, 4, 3, 2),
     "fp4": DecodeConfig(64, 1, 3, 8),

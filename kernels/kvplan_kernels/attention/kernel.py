@@ -21,6 +21,7 @@ from kvplan_kernels.attention.work import (
     count_tiles,
     find_request,
     first_tile,
+    next_page,
     packed_tiles,
 )
 from kvplan_kernels.codecs.grid_tiles import channels
@@ -155,13 +156,12 @@ def decode_kernel(
             i_page = tl.load(p_table + left * BN // PAGE)
         q_plain, plain_factor = 0, 0
         for i_tile in tl.range(loop_bound(left), loop_bound(full), num_stages=STAGES):
-            i_next = tl.load(p_table + tl.minimum(i_tile + 1, packed - 1) * BN // PAGE)
             m, l, acc = attend(
                 i_tile, m, l, acc, q, q_sum, k_factor, q_plain, plain_factor, K_WORDS, V_WORDS, K_HIGH, V_HIGH,
                 K_META, V_META, K_RING, i_page, i_pair, i_head, k_end, v_end, limit, o_k, o_v, o_kw, o_vw, o_token,
                 K, V, MODE, HKV, PAGE, BN, K_UNIT, V_UNIT, NATIVE_FP8, LATE_KEYS, False,
             )  # fmt: skip
-            i_page = i_next
+            i_page = next_page(p_table, i_page, i_tile + 1, packed, PAGE, BN)
         if K.recent:
             q_plain, plain_factor = load_plain_query(p_query, K_RING, o_query, m_column, sm_scale, K)
         if WAITING or MODE.edges:
@@ -187,15 +187,16 @@ def decode_kernel(
             acc = natural_planes(acc, V, V_UNIT)
             i_late = tl.maximum(first, packed)
             if EARLY_KEYS:
-                # Tiles that begin before the first key that waits.
+                # Tiles that begin before the first key that waits; where groups are whole tiles, they also end before it.
                 i_early = packed_tiles(length, BN, V) - v_end // RECENT_TOKENS + tl.cdiv(k_end, RECENT_TOKENS)
                 i_early = tl.minimum(tl.maximum(i_early, i_late), last) if K.recent else last
-                for i_tile in tl.range(loop_bound(i_late), loop_bound(i_early), num_stages=1):
+                MIXED: tl.constexpr = K.recent > 0 and not (K.by_channel and K.group % RECENT_TOKENS == 0)
+                for i_tile in tl.range(loop_bound(i_late), loop_bound(i_early), num_stages=STAGES):
                     i_token = (v_end // RECENT_TOKENS + i_tile - packed_tiles(length, BN, V)) * RECENT_TOKENS
                     m, l, acc = attend_recent(
                         i_token, m, l, acc, q, q_sum, k_factor, q_plain, plain_factor, K_WORDS, K_HIGH, K_META, K_RING,
                         V_RING, p_table, i_pair, i_head, k_end, v_end, length, limit, o_kw, o_vw, K, V, MODE, HKV,
-                        PAGE, K_UNIT, NATIVE_FP8, True,
+                        PAGE, K_UNIT, NATIVE_FP8, True, MIXED,
                     )  # fmt: skip
                 i_late = i_early
             if K.recent:
@@ -204,7 +205,7 @@ def decode_kernel(
                     m, l, acc = attend_recent(
                         i_token, m, l, acc, q, q_sum, k_factor, q_plain, plain_factor, K_WORDS, K_HIGH, K_META, K_RING,
                         V_RING, p_table, i_pair, i_head, k_end, v_end, length, limit, o_kw, o_vw, K, V, MODE, HKV,
-                        PAGE, K_UNIT, NATIVE_FP8, False,
+                        PAGE, K_UNIT, NATIVE_FP8, False, True,
                     )  # fmt: skip
         slot = i_program + i_request.to(tl.int64) * SEGMENTS + i_segment
         b_sum = tl.sum(l, 0)

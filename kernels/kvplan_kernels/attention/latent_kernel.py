@@ -13,7 +13,7 @@ import triton.language as tl
 from kvplan_kernels.attention.load import power_of_two
 from kvplan_kernels.attention.step import NO_SCORE, P_SHIFT
 from kvplan_kernels.attention.tile import float_exponent, zero_planes
-from kvplan_kernels.attention.work import busy_programs, find_request
+from kvplan_kernels.attention.work import busy_programs, find_request, next_page
 from kvplan_kernels.codecs.grid_tiles import unpack_e4m3
 from kvplan_kernels.dialect import INTERPRET, cast, dot, loop_bound
 
@@ -170,7 +170,7 @@ def latent_decode_kernel(
         # A page is looked up one tile ahead: its latency would otherwise cost the pipeline a stage.
         i_page = tl.load(p_table + first * BN // PAGE)
         for i_tile in tl.range(loop_bound(first), loop_bound(last), num_stages=STAGES):
-            i_next = tl.load(p_table + tl.minimum(i_tile + 1, last - 1) * BN // PAGE)
+            i_next = next_page(p_table, i_page, i_tile + 1, last, PAGE, BN)
             m, l, acc = attend_latent(
                 i_tile * BN, m, l, acc, q, q_rope, factor, ROWS, ROPE, SCALES, i_page, o_token, length, seen,
                 L, PAGE, NATIVE_FP8,

@@ -112,18 +112,20 @@ def attend(
 def attend_recent(
     i_token, m, l, acc, q, q_sum, k_factor, q_plain, plain_factor, K_WORDS, K_HIGH, K_META, K_RING, V_RING, p_table,
     i_pair, i_head, k_end, v_end, length, limit, o_kw, o_vw, K: tl.constexpr, V: tl.constexpr, MODE: tl.constexpr,
-    HKV: tl.constexpr, PAGE: tl.constexpr, K_UNIT: tl.constexpr, NATIVE_FP8: tl.constexpr, EARLY_KEYS: tl.constexpr,
+    HKV: tl.constexpr, PAGE: tl.constexpr, K_UNIT: tl.constexpr, NATIVE_FP8: tl.constexpr,
+    EARLY_KEYS: tl.constexpr, LATE_KEYS: tl.constexpr,
 ):  # fmt: skip
     """`attend` for RECENT_TOKENS tokens from `i_token` on, of which those from v_end on wait in V_RING and count.
 
-    `acc`: natural planes. With EARLY_KEYS the keys before k_end are packed all the same.
+    `acc`: natural planes. With EARLY_KEYS the keys before k_end are packed all the same,
+    with LATE_KEYS those from it on wait, too.
     """
     o_token = tl.arange(0, RECENT_TOKENS)
     o_row = i_token + o_token
     m_row = (o_row >= v_end) & (o_row < length)
     if MODE.windowed:
         m_row = m_row & (o_row >= limit[0])
-    if K.recent:
+    if LATE_KEYS:
         s = recent_scores(q_plain, plain_factor, K_RING, i_pair, o_row, m_row & (o_row >= k_end), K)
     if EARLY_KEYS:
         exists = i_token < k_end
@@ -139,7 +141,7 @@ def attend_recent(
         k_meta = load_meta_rows(K_META, row, o_token, m_k, K, PAGE, True)
         k = unpack_stripes(words, K, NATIVE_FP8)
         early = scores(k, q, q_sum, k_factor, k_scales, k_zeros, k_meta, o_token, 0, K)
-        if K.recent:
+        if LATE_KEYS:
             s = tl.where((o_row < k_end)[:, None], early, s)
         else:
             s = early

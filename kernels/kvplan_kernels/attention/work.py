@@ -13,7 +13,7 @@ import triton.language as tl
 
 from kvplan.formats.layout import TensorView
 from kvplan_kernels.codecs.split import packed_tokens
-from kvplan_kernels.dialect import loop_bound
+from kvplan_kernels.dialect import INTERPRET, loop_bound
 
 SCAN = 128
 # Tokens of a tile of waiting rows: the least a matrix step takes, so that they divide among many programs.
@@ -89,6 +89,28 @@ def find_request(TILE_STARTS, LENGTHS, num_requests, tile, BLOCK: tl.constexpr):
         start += tl.sum(tl.where(mine, b_starts, 0), 0)
         length += tl.sum(tl.where(mine, b_lengths, 0), 0)
     return request, start, length
+
+
+@triton.jit
+def next_page(p_table, i_page, i_tile, end, PAGE: tl.constexpr, BN: tl.constexpr):
+    """Page of tile `i_tile`, the one before it lying in `i_page`; tile `end` and later ones do not count.
+
+    The table is read only where a page begins: whatever else a warp waits for meanwhile would wait for that, too.
+    """
+    p_page = p_table + tl.minimum(i_tile, end - 1) * BN // PAGE
+    if BN == PAGE or INTERPRET:
+        return tl.load(p_page)
+    else:
+        # A conditional load that the compiler can neither pipeline nor split the loop for.
+        return tl.inline_asm_elementwise(
+            "{ .reg .pred p; setp.eq.s32 p, $3, 0; mov.b32 $0, $2; @p ld.global.b32 $0, [$1]; }",
+            "=&r,l,r,r",
+            [p_page, i_page, i_tile * BN % PAGE],
+            dtype=tl.int32,
+            # The table does not change while a kernel reads it.
+            is_pure=True,
+            pack=1,
+        )
 
 
 def tile_starts(
