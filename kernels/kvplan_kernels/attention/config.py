@@ -1,9 +1,9 @@
 """How a decode launch is shaped: tile, warps, stages, resident programs. One readable table.
 
-From the study on an H200 (head_dim 128; `groups` is int4:group/32, `fp4` nvfp4 and mxfp4). The two rows by channel are
-from instruction counts: more than one warp would exchange the query's product with the scales through shared memory.
-Two rules hold for every entry: resident warps per SM are a multiple of 4 and the grid is exactly SMs x programs per SM.
-Break either and a kernel loses 20 to 35 percent.
+Timed on an H200 by `python -m kvplan_kernels.bench.decode --try-configs`, but for rows that the benchmark has not at 64
+and 256. By channel more than one warp would exchange the query's product with the scales through shared memory. Resident
+warps per SM are a multiple of 4, and the grid is SMs x programs per SM, or all heads where they nearly fill that: break
+either and a kernel loses 20 to 35 percent.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from kvplan_kernels.dialect import LEAST_COLUMNS
 
 # Shared memory of one SM that programs may fill, bytes: 228 KiB on sm_90 less 1 KiB kept per program.
 SM_BYTES = 220 * 1024
-# Head dimension of the table's entries.
-TABLE_DIM = 128
 INTERPRETER_SMS = 4
 
 
@@ -54,27 +52,35 @@ class DecodeConfig:
         return options if self.maxnreg is None else {**options, "maxnreg": self.maxnreg}
 
 
+# Rows: kind of format. Columns: the largest head dimension (beyond the last one, the last).
 TABLE = {
-    "16 bit": DecodeConfig(64, 2, 3, 2),
-    "int8": DecodeConfig(128, 4, 3, 2),
-    "fp8": DecodeConfig(128, 4, 3, 2),
-    "fp4": DecodeConfig(64, 1, 3, 8),
-    "int4": DecodeConfig(128, 1, 3, 4),
-    "int3": DecodeConfig(32, 1, 3, 8),
-    "int2": DecodeConfig(128, 1, 3, 8),
-    "groups": DecodeConfig(32, 1, 3, 8),
-    "channels": DecodeConfig(64, 1, 3, 8),
-    "8-bit channels": DecodeConfig(64, 1, 3, 4),
-}
-# Where all KV heads nearly fill four programs per SM, one program each: heads of one length are then not cut.
+    #                  64                           128                         256
+    "16 bit":         (DecodeConfig(128, 2, 3, 2), DecodeConfig(64, 2, 3, 2),  DecodeConfig(32, 2, 3, 2)),
+    "int8":           (DecodeConfig(128, 1, 3, 4), DecodeConfig(64, 1, 3, 4),  DecodeConfig(64, 4, 3, 2)),
+    "fp8":            (DecodeConfig(128, 1, 3, 4), DecodeConfig(128, 4, 3, 2), DecodeConfig(64, 4, 3, 2)),
+    "fp4":            (DecodeConfig(128, 1, 3, 8), DecodeConfig(64, 1, 3, 8),  DecodeConfig(32, 2, 3, 4)),
+    "int4":           (DecodeConfig(128, 1, 3, 4), DecodeConfig(64, 1, 3, 8),  DecodeConfig(32, 1, 3, 8)),
+    "int3":           (DecodeConfig(64, 1, 3, 8),  DecodeConfig(32, 1, 3, 8),  DecodeConfig(32, 2, 3, 4)),
+    "int2":           (DecodeConfig(128, 1, 3, 8), DecodeConfig(128, 1, 3, 8), DecodeConfig(64, 1, 3, 8)),
+    "groups":         (DecodeConfig(64, 1, 3, 8),  DecodeConfig(32, 1, 3, 8),  DecodeConfig(32, 1, 3, 8)),
+    "8-bit groups":   (DecodeConfig(64, 1, 3, 8),  DecodeConfig(32, 1, 3, 8),  DecodeConfig(32, 2, 3, 4)),
+    "channels":       (DecodeConfig(64, 1, 3, 8),  DecodeConfig(64, 1, 3, 8),  DecodeConfig(32, 1, 3, 8)),
+    "8-bit channels": (DecodeConfig(64, 1, 3, 4),  DecodeConfig(64, 1, 3, 4),  DecodeConfig(32, 2, 3, 4)),
+}  # fmt: skip
+TABLE_DIMS = (64, 128, 256)
+# Where all KV heads nearly fill four programs per SM, one program each: heads of one length are then not cut. For
+# head_dim 128.
 ONE_PER_HEAD = {
     "16 bit": DecodeConfig(32, 1, 3, 4),
     "int8": DecodeConfig(64, 1, 3, 4),
     "fp8": DecodeConfig(32, 1, 4, 4),
     "int4": DecodeConfig(128, 1, 3, 4),
 }
-# The least share of the places of all SMs that one program per head must take.
-NEARLY = 0.95
+
+
+def nearly_all(heads: int, places: int) -> bool:
+    """Whether one program per head takes at least 95% of the SMs' places, and no more than there are."""
+    return 0.95 * places <= heads <= places
 
 
 def count_sms(device: torch.device) -> int:
@@ -95,7 +101,7 @@ def format_class(layout: Layout) -> str:
     if any(v.number == "fp4_e2m1" for v in views):
         return "fp4"
     if any(v.groups > 1 for v in views):
-        return "groups"
+        return "groups" if widest < 8 else "8-bit groups"
     return f"int{widest}" if any(v.is_int and v.bits == widest for v in views) else "fp8"
 
 
@@ -110,23 +116,20 @@ def default_config(layout: Layout, page_size: int, columns: int, heads: int = 0,
     Raises:
         UnsupportedError: pages whose size is no multiple of 16 tokens.
     """
-    kind = format_class(layout)
-    config, alone = TABLE[kind], ONE_PER_HEAD.get(kind)
-    if alone and columns <= FEW_COLUMNS and NEARLY * sms * alone.ctas_per_sm <= heads <= sms * alone.ctas_per_sm:
+    kind, dim = format_class(layout), max(layout.view(role).dim for role in ("k", "v"))
+    column = min(sum(dim > d for d in TABLE_DIMS), len(TABLE_DIMS) - 1)
+    config, alone = TABLE[kind][column], ONE_PER_HEAD.get(kind)
+    few = columns <= FEW_COLUMNS
+    if alone and few and TABLE_DIMS[column] == 128 and nearly_all(heads, sms * alone.ctas_per_sm):
         config = replace(alone, programs=heads)
-    warps, ctas = config.num_warps, config.ctas_per_sm
-    dim = max(1 << (layout.view(role).dim - 1).bit_length() for role in ("k", "v"))
-    # The same bytes per tile at every head dimension.
-    tokens = min(128, max(32, config.block_tokens * TABLE_DIM // dim))
-    if columns > FEW_COLUMNS:
+    warps, ctas, tokens = config.num_warps, config.ctas_per_sm, config.block_tokens
+    if not few:
         # Scores and accumulators of 64 columns and 128 channels are some 80 registers of four warps.
-        warps, ctas, tokens = (4, 2, 32) if dim <= TABLE_DIM else (8, 1, 32)
-    elif (dim > TABLE_DIM or max(LEAST_COLUMNS, columns) > 8) and warps == 1:
-        # Longer rows or more heads need more registers for queries and outputs than one warp has.
-        warps = 2
-        # More than eight warps of some 200 registers each do not fit an SM.
-        ctas = min(ctas, 4)
-        tokens = max(32, tokens // 2) if dim > TABLE_DIM else tokens
+        warps, ctas, tokens = (4, 2, 32) if dim <= 128 else (8, 1, 32)
+    elif (max(LEAST_COLUMNS, columns) > 8 or dim > TABLE_DIMS[-1]) and warps == 1:
+        # More heads, or longer rows, need more registers for queries and outputs than one warp has; more than eight
+        # warps of some 200 registers each do not fit an SM.
+        warps, ctas = 2, min(ctas, 4)
     if max(v.stripes * v.fields_per_word for v in map(layout.view, ("k", "v"))) > 12:
         # Sixteen planes and more (int8 in 8 groups) spill at 32 tokens.
         tokens = 16

@@ -16,7 +16,7 @@ from kvplan_kernels.attention.kernel import decode_kernel
 from kvplan_kernels.attention.mode import Mode, block_columns, window_reach
 from kvplan_kernels.attention.reference import LOG2_E
 from kvplan_kernels.attention.variant import PLAIN, Variant
-from kvplan_kernels.attention.work import SCAN, tile_starts
+from kvplan_kernels.attention.work import RECENT_TOKENS, SCAN, tile_starts
 from kvplan_kernels.attention.workspace import Workspace
 from kvplan_kernels.cache import Cache
 from kvplan_kernels.codecs.grid_tiles import unit_log2
@@ -50,6 +50,7 @@ def decode_constants(
         # Whether keys may be packed where values wait, and the other way round.
         "EARLY_KEYS": not values.waits_at_most_like(keys),
         "LATE_KEYS": not keys.waits_at_most_like(values),
+        "MIXED_KEYS": k.recent > 0 and not (k.by_channel and k.group % RECENT_TOKENS.value == 0),
         "NATIVE_FP8": native,
         "STAGES": config.num_stages,
         "SCAN": SCAN,

@@ -70,6 +70,7 @@ def decode_kernel(
     ONE_META: tl.constexpr,
     EARLY_KEYS: tl.constexpr,
     LATE_KEYS: tl.constexpr,
+    MIXED_KEYS: tl.constexpr,
     NATIVE_FP8: tl.constexpr,
     STAGES: tl.constexpr,
     SCAN: tl.constexpr,
@@ -82,7 +83,8 @@ def decode_kernel(
     `[HKV or 1, items]`, or the global scale; *_RING `[B, HKV, capacity, dim]`; PART_OUT `[slots, columns, V.dim]`,
     PART_LSE `[slots, columns]`; PAGE_TABLE `[B, max_pages]`; TILE_STARTS `[B + 1]`. `sm_scale` includes log2(e);
     `reach`: newest rows that a window reaches. PART: tokens that share every scale; KW, VW: words of a stripe, padded;
-    EARLY_KEYS, LATE_KEYS: whether keys may be packed where values wait, or wait where values are packed.
+    EARLY_KEYS, LATE_KEYS: whether keys may be packed where values wait, or wait where values are packed; MIXED_KEYS:
+    whether a tile of waiting values may have both.
     """
     # One pointer for one plane, so that loads of the same words are merged.
     if ONE_META:
@@ -97,6 +99,8 @@ def decode_kernel(
     COLUMNS: tl.constexpr = MODE.columns
     i_program = tl.program_id(0)
     if PDL:
+        # Whatever follows may take its places as these programs leave theirs, and then waits for all of them.
+        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     total = tl.load(TILE_STARTS + num_requests).to(tl.int64) * SEGMENTS
     programs = busy_programs(total)
@@ -187,16 +191,15 @@ def decode_kernel(
             acc = natural_planes(acc, V, V_UNIT)
             i_late = tl.maximum(first, packed)
             if EARLY_KEYS:
-                # Tiles that begin before the first key that waits; where groups are whole tiles, they also end before it.
+                # Tiles that begin before the first key that waits, and end before it unless there are MIXED_KEYS.
                 i_early = packed_tiles(length, BN, V) - v_end // RECENT_TOKENS + tl.cdiv(k_end, RECENT_TOKENS)
                 i_early = tl.minimum(tl.maximum(i_early, i_late), last) if K.recent else last
-                MIXED: tl.constexpr = K.recent > 0 and not (K.by_channel and K.group % RECENT_TOKENS == 0)
                 for i_tile in tl.range(loop_bound(i_late), loop_bound(i_early), num_stages=STAGES):
                     i_token = (v_end // RECENT_TOKENS + i_tile - packed_tiles(length, BN, V)) * RECENT_TOKENS
                     m, l, acc = attend_recent(
                         i_token, m, l, acc, q, q_sum, k_factor, q_plain, plain_factor, K_WORDS, K_HIGH, K_META, K_RING,
                         V_RING, p_table, i_pair, i_head, k_end, v_end, length, limit, o_kw, o_vw, K, V, MODE, HKV,
-                        PAGE, K_UNIT, NATIVE_FP8, True, MIXED,
+                        PAGE, K_UNIT, NATIVE_FP8, True, MIXED_KEYS,
                     )  # fmt: skip
                 i_late = i_early
             if K.recent:
@@ -223,5 +226,3 @@ def decode_kernel(
                 p_out = PART_OUT + (slot * COLUMNS + o_head[None, :]) * V.dim + o_channel[:, None]
                 tl.store(p_out, b_out, mask=(o_head < COLUMNS)[None, :] & m_word[:, None])
         at += last - first
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()

@@ -144,6 +144,7 @@ def latent_decode_kernel(
     PART: tl.constexpr = L.part
     i_program = tl.program_id(0)
     if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     total = tl.load(TILE_STARTS + num_requests).to(tl.int64) * BLOCKS
     programs = busy_programs(total)
@@ -186,5 +187,3 @@ def latent_decode_kernel(
             p_out = PART_OUT + (slot * G + o_column[None, :]) * L.nope + o_channel[:, None]
             tl.store(p_out, acc[i] * b_inverse[None, :], mask=(o_column < G)[None, :])
         at += last - first
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
