@@ -150,6 +150,19 @@ def test_a_missing_peer_is_named() -> None:
     assert len(found) == 3 and all(p["seconds"] is None and "Error" in p["failed"] for p in found)
 
 
+@pytest.mark.parametrize("version", ["0.6.6", None])
+def test_a_peer_carries_the_version_that_was_timed(version: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def installed(name: str) -> str:
+        if name != "flashinfer-python" or version is None:
+            raise peers.metadata.PackageNotFoundError(name)
+        return version
+
+    monkeypatch.setattr(peers.metadata, "version", installed)
+    monkeypatch.setattr(peers, "_time", lambda *_: (1e-6, 1e-3))
+    found = peers.peer_times(TINY)
+    assert [(p["version"], p["seconds"]) for p in found] == [(version, 1e-6)] * 3
+
+
 @pytest.fixture
 def writes(clock: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few rows, and two microseconds a write where lengths lie at a multiple of 32, else one."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from importlib import metadata
 from typing import Any
 
 import torch
@@ -29,8 +30,12 @@ PEERS = (
 
 
 def peer_times(case: Case) -> list[dict[str, Any]]:
-    """Every peer at its best page size: `seconds` or `failed`."""
-    return [_best(case, *peer) for peer in PEERS]
+    """Every peer at its best page size, with FlashInfer's version (None: not installed): `seconds` or `failed`."""
+    try:
+        version = metadata.version("flashinfer-python")
+    except metadata.PackageNotFoundError:
+        version = None
+    return [_best(case, *peer) | {"version": version} for peer in PEERS]
 
 
 def _best(
