@@ -1,7 +1,7 @@
 """How a decode launch is shaped: tile, warps, stages, resident programs. One readable table.
 
-Timed on an H200 by `python -m kvplan_kernels.bench.decode --try-configs`, but for rows that the benchmark has not at 64
-and 256. By channel more than one warp would exchange the query's product with the scales through shared memory. Resident
+Timed on an H200 by `python -m kvplan_kernels.bench.decode --try-configs`, but for rows at 64 and 256 that the benchmark
+lacks. By channel more than one warp would exchange the query's product with the scales through shared memory. Resident
 warps per SM are a multiple of 4, and the grid is SMs x programs per SM, or all heads where they nearly fill that: break
 either and a kernel loses 20 to 35 percent.
 """
