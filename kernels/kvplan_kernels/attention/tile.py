@@ -100,6 +100,7 @@ def outputs_by_row(
             b_p = scale_columns(p, meta_value(v_scales[g], o_token, V.scale_at + g, V))
         elif V.number == "bf16":
             b_p = cast(p, tl.bfloat16)
+            b_rest = cast(p - b_p.to(tl.float32), tl.bfloat16)
         else:
             b_p = p.to(tl.float16)
         weighted = weighted + (b_p,)
@@ -127,13 +128,12 @@ def outputs_by_row(
             if V.is_int and not (V.meta_twice and V.asym):
                 b_shift = shifts[(j * V.field_step + i_stripe * V.stripe_step) // V.group_width]
                 start += (b_shift * (plane_weight(j, V) * 2.0**V_UNIT))[None, :]
-            new = new + (
-                dot(
-                    v[i_stripe * PLANES + j],
-                    weighted[(j * V.field_step + i_stripe * V.stripe_step) // V.group_width],
-                    start,
-                ),
-            )
+            plane = v[i_stripe * PLANES + j]
+            if V.number == "bf16":
+                # What its eight bits leave of a probability, which would be most of the error.
+                start = dot(plane, b_rest, start)
+            weights = weighted[(j * V.field_step + i_stripe * V.stripe_step) // V.group_width]
+            new = new + (dot(plane, weights, start),)
     return new
 
 
