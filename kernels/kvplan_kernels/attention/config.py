@@ -130,6 +130,8 @@ def default_config(layout: Layout, page_size: int, columns: int, heads: int = 0,
         # More heads, or longer rows, need more registers for queries and outputs than one warp has; more than eight
         # warps of some 200 registers each do not fit an SM.
         warps, ctas = 2, min(ctas, 4)
+    if dim > TABLE_DIMS[-1]:
+        tokens = min(tokens, 32)
     if max(v.stripes * v.fields_per_word for v in map(layout.view, ("k", "v"))) > 12:
         # Sixteen planes and more (int8 in 8 groups) spill at 32 tokens.
         tokens = 16
