@@ -38,7 +38,7 @@ DEFAULT_SEED = 1
 @click.option("--tensors", type=click.Path(path_type=Path),
               help="File of kvplan capture for format errors; smollm2-135m has one of its own.")  # fmt: skip
 @click.option("--no-tune", is_flag=True,
-              help="Take the table's launch shapes also on a GPU it was not measured on, without a search at first use.")  # fmt: skip
+              help="No search of launch shapes at first use on a GPU that their table does not know.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), help="Write the report as JSON here, after every format.")
 @click.option("--resume", is_flag=True, help="Go on with the unfinished report in the file of --out.")
 @json_option

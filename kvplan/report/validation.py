@@ -9,7 +9,6 @@ from rich.text import Text
 from kvplan.report.terminal import QuietConsole
 from kvplan.validate.report import Check, Clipping, Drift, FormatResult, LaunchSource, PhaseResult, ValidationReport
 
-
 LAUNCH_SOURCES: dict[LaunchSource, str] = {
     "table": "the table's",
     "generic": "the table's, which was not measured on this GPU",

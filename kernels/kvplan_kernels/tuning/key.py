@@ -1,4 +1,4 @@
-"""What the fastest launch shape depends on, as JSON values by name: a result is kept under it and serves nothing else."""
+"""What the fastest launch shape depends on, as JSON values by name: a result is kept under it, and for it only."""
 
 from __future__ import annotations
 
