@@ -119,23 +119,26 @@ def query(cache: Cache, heads: int = 2) -> Tensor:
 
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """A GPU that the table does not know, and an empty cache folder; the launches stay small."""
+    """A GPU that the table does not know, and an empty cache folder; two shapes, and a stub of the kernel."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(launch, "is_measured", lambda _device: False)
     monkeypatch.setattr(key, "gpu", lambda _device: {"gpu": "unknown", "capability": 89, "sms": 4})
     monkeypatch.setattr(launch, "rotating", lambda cache: [cache])
     monkeypatch.setattr(launch, "neighbours", lambda base, _all: [base, replace(base, num_stages=4)])
+    monkeypatch.setattr(launch, "decode", lambda _q, _cache, *, out, **_how: out.fill_(1.0))
     yield tmp_path / "kvplan" / "launches"
 
 
 class Clock:
-    """Four stages are faster than three; counts what it was asked for."""
+    """Runs each call once; four stages are faster than three. Counts the shapes that it timed."""
 
     def __init__(self) -> None:
         self.timed = 0
 
     def __call__(self, calls: Any) -> Timing:
         self.timed += 1
+        for call in calls:
+            call()
         return Timing(1.0 / calls[0].keywords["config"].num_stages, (), len(calls))
 
 
@@ -164,10 +167,25 @@ def test_searched_once_then_kept(elsewhere: Path, tuned: Any, cache: Cache) -> N
     assert launch_config(query(cache), cache).num_stages == 3
 
 
-def test_a_searched_shape_computes_the_same(elsewhere: Path, tuned: Any, cache: Cache) -> None:
-    found = tuned()[0]
-    q = query(cache)
-    assert torch.allclose(decode(q, cache, config=found.config), decode(q, cache), atol=1e-3)
+def test_shapes_are_run_by_the_kernel(
+    elsewhere: Path, tuned: Any, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the arguments that it is given: a window changes what it computes."""
+    outputs: list[Tensor] = []
+
+    def watched(q: Tensor, cache: Cache, **how: Any) -> Tensor:
+        outputs.append(decode(q, cache, **how))
+        return outputs[-1]
+
+    monkeypatch.setattr(launch, "decode", watched)
+    variant = Variant(window=8)
+    found = tuned(variant=variant)[0]
+    want = decode(query(cache), cache, variant=variant, out=torch.empty_like(outputs[0]))
+    assert found.config.num_stages == 4 and len(outputs) == 4
+    # Compared in fp32, timed in the dtype of the queries.
+    assert {out.dtype for out in outputs} == {torch.float32, torch.float16}
+    assert all(torch.allclose(out.float(), want, atol=1e-3) for out in outputs)
+    assert not torch.allclose(decode(query(cache), cache).float(), want, atol=1e-2)
 
 
 def test_a_wrong_shape_is_not_taken(elsewhere: Path, tuned: Any, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,6 +211,9 @@ def test_which_gpus_the_table_knows(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"{here}.count_sms", lambda _device, n=sms: n)
         assert is_measured(torch.device("cuda")) == ((capability, sms) == (90, 132))
     assert is_measured(torch.device("cpu"))
+    for known, source in ((True, "table"), (False, "generic")):
+        monkeypatch.setattr(launch, "is_measured", lambda _device, known=known: known)
+        assert launch.table_launch(BASE, torch.device("cuda")) == Launch(BASE, source)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
