@@ -1,4 +1,4 @@
-"""Launch shapes to try: all that obey the rules of attention/config.py, or the few next to the table's entry."""
+"""Launch shapes to try: all that obey the rules of attention/config.py, or the few near the table's entry."""
 
 from __future__ import annotations
 
@@ -37,9 +37,16 @@ def candidates(base: DecodeConfig, layout: Layout, page_size: int, heads: int, s
 
 
 def neighbours(base: DecodeConfig, found: Sequence[DecodeConfig]) -> list[DecodeConfig]:
-    """Those of `found` that differ from `base` in at most one of the tile, the programs on an SM, and the stages."""
+    """Those of `found` near `base`.
 
-    def parts(c: DecodeConfig) -> tuple[object, ...]:
-        return c.block_tokens, (c.num_warps, c.ctas_per_sm, c.maxnreg, c.programs), c.num_stages
+    They differ from it in one of the tile, the programs on an SM and the stages, or trade the tile for programs with as
+    many tokens in flight on an SM.
+    """
 
-    return [c for c in found if sum(a != b for a, b in zip(parts(base), parts(c), strict=True)) <= 1]
+    def near(c: DecodeConfig) -> bool:
+        tile, stages = c.block_tokens == base.block_tokens, c.num_stages == base.num_stages
+        programs = all(getattr(c, x) == getattr(base, x) for x in ("num_warps", "ctas_per_sm", "maxnreg", "programs"))
+        trade = stages and c.block_tokens * c.ctas_per_sm == base.block_tokens * base.ctas_per_sm
+        return tile + stages + programs >= 2 or (trade and c.maxnreg is None and c.programs is None)
+
+    return [c for c in found if near(c)]

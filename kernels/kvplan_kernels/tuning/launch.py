@@ -63,7 +63,7 @@ def tuned_config(
 ) -> Launch:
     """The launch shape for `decode` with these arguments; on a GPU of the table nothing is tried.
 
-    A search times about a dozen shapes next to the table's entry on the given cache and copies of it (300 MB in all at
+    A search times a dozen or so shapes near the table's entry on the given cache and copies of it (300 MB in all at
     least), and leaves out those that compute something else. What it finds holds for these shapes at any lengths.
 
     Args:
