@@ -37,6 +37,8 @@ DEFAULT_SEED = 1
 @click.option("--seed", type=int, default=DEFAULT_SEED, show_default=True, help="Seed of the synthetic tensors.")
 @click.option("--tensors", type=click.Path(path_type=Path),
               help="File of kvplan capture for format errors; smollm2-135m has one of its own.")  # fmt: skip
+@click.option("--no-tune", is_flag=True,
+              help="No search of launch shapes at first use on a GPU that their table does not know.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), help="Write the report as JSON here, after every format.")
 @click.option("--resume", is_flag=True, help="Go on with the unfinished report in the file of --out.")
 @json_option
@@ -51,6 +53,7 @@ def command(
     page_size: str | None,
     seed: int,
     tensors: Path | None,
+    no_tune: bool,
     out: Path | None,
     resume: bool,
     as_json: bool,
@@ -92,6 +95,7 @@ def command(
         page_size=parse_count(page_size, "page size") if page_size else None,
         seed=seed,
         tensors=None if tensors is None else str(tensors),
+        tune=not no_tune,
     )
     if previous is not None:
         from kvplan.validate.resume import check_same

@@ -7,7 +7,14 @@ from rich.table import Table
 from rich.text import Text
 
 from kvplan.report.terminal import QuietConsole
-from kvplan.validate.report import Check, Clipping, Drift, FormatResult, PhaseResult, ValidationReport
+from kvplan.validate.report import Check, Clipping, Drift, FormatResult, LaunchSource, PhaseResult, ValidationReport
+
+LAUNCH_SOURCES: dict[LaunchSource, str] = {
+    "table": "the table's",
+    "generic": "the table's, which was not measured on this GPU",
+    "searched": "searched on this GPU in this run",
+    "kept": "searched on this GPU before, from the cache folder",
+}
 
 
 def print_validation(report: ValidationReport, console: QuietConsole | None = None) -> None:
@@ -132,6 +139,9 @@ def _print_result(console: QuietConsole, result: FormatResult) -> None:
             console.print(Text(f"  {phase.name}: {phase.status}: {phase.error}"), soft_wrap=True)
         for check in phase.checks:
             _print_check(console, check)
+        if phase.launch is not None and phase.paths:
+            text = f"  {phase.name}, launch: {phase.launch.shape}; {LAUNCH_SOURCES[phase.launch.source]}"
+            console.print(Text(text), soft_wrap=True)
         for each in phase.path_errors:
             text = f"  {phase.name}, {each.name}: kernel error {each.kernel:.1e}, output error {each.output:.1e}"
             console.print(Text(text), soft_wrap=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+from kvplan_kernels.attention.config import DecodeConfig
 from kvplan_kernels.attention.reference import attention_reference
 from kvplan_kernels.attention.variant import PLAIN, Variant
 from kvplan_kernels.cache import Cache, allocate
@@ -99,12 +100,18 @@ def stored_attention(
 
 
 def kernel_attention(
-    q: torch.Tensor, cache: Cache, sm_scale: float, variant: Variant = PLAIN, *, fp8_domain: bool = False
+    q: torch.Tensor,
+    cache: Cache,
+    sm_scale: float,
+    variant: Variant = PLAIN,
+    *,
+    fp8_domain: bool = False,
+    config: DecodeConfig | None = None,
 ) -> torch.Tensor:
     """The fused kernel's output in fp32 over NaN: what is not written shows, and no bf16 rounding hides its error."""
     kind = kind_in(cache.layout)
     out = q.new_full((*q.shape[:2], kind.value_dim(cache.layout)), float("nan"), dtype=torch.float32)
-    return kind.decode(q, cache, sm_scale=sm_scale, variant=variant, fp8_domain=fp8_domain, out=out)
+    return kind.decode(q, cache, sm_scale=sm_scale, variant=variant, fp8_domain=fp8_domain, out=out, config=config)
 
 
 def agreement(

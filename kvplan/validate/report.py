@@ -42,6 +42,8 @@ class ValidationRequest(_Data):
     """What is run on each format's cache, in this order."""
     not_for_model: dict[str, str] = {}
     """Formats of `--kv all` that this model's geometry has no kernel for, with the reason."""
+    tune: bool = True
+    """Whether launch shapes may be searched on a GPU that the table of them was not measured on."""
     notes: tuple[str, ...] = ()
     """What was made smaller than usual, and why."""
 
@@ -117,6 +119,19 @@ class Times(_Data):
 Status = Literal["ok", "failed", "error", "not run"]
 
 
+LaunchSource = Literal["table", "generic", "searched", "kept"]
+
+
+class LaunchShape(_Data):
+    """Shape of a kernel's launch, and where it comes from."""
+
+    shape: str
+    """Tile, warps, stages and programs, in words."""
+    source: LaunchSource
+    """table: kvplan's own, measured on such a GPU; generic: the same, which was not measured on this one; searched: by
+    this run; kept: by an earlier search, from the user's cache folder."""
+
+
 class PathTime(_Data):
     """One way of doing the same work, timed."""
 
@@ -156,6 +171,8 @@ class PhaseResult(_Data):
     """max |o - ref| / max |ref| of the same."""
     paths: tuple[PathTime, ...] = ()
     """Seconds for one layer, the phase's own path first."""
+    launch: LaunchShape | None = None
+    """Of the decode kernel that was checked and timed; null in other phases, and in reports of before."""
     path_errors: tuple[PathError, ...] = ()
     """Where a format may be computed in more than one number type."""
     verdict: str = ""

@@ -31,6 +31,7 @@ def make_request(
     seed: int,
     tensors: str | None = None,
     phases: Sequence[PhaseName] = ("decode",),
+    tune: bool = True,
 ) -> ValidationRequest:
     """Fill in every default and refuse what cannot run.
 
@@ -39,6 +40,7 @@ def make_request(
         latents: spellings of --latent.
         tensors: path of a capture file for the format errors.
         phases: what to run on each cache; always in the order of `PHASES`.
+        tune: whether launch shapes may be searched on a GPU that the table was not measured on.
 
     Raises:
         UsageError: a context above the model's maximum, or too large for the interpreter.
@@ -88,6 +90,7 @@ def make_request(
         tensors_file=tensors,
         phases=tuple(p for p in PHASES if p in phases),
         not_for_model=refused,
+        tune=tune,
     )
 
 

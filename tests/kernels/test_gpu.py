@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from kvplan_kernels.store.append import append
 from kvplan_kernels.store.reference import read_reference
 from kvplan_kernels.store.static import calibrate_cache
 from kvplan_kernels.testing import KERNEL, bytes_taken, relative_error
+from kvplan_kernels.tuning import launch
 
 from kvplan.formats.grammar import Pair, parse_kv
 from kvplan.formats.grid import Tensor, bind
@@ -72,6 +75,20 @@ def test_a_graph_follows_the_lengths(fmt: str) -> None:
         out.fill_(float("nan"))
         graph.replay()
         assert_right(out, q, cache)
+
+
+def test_a_search_on_a_gpu_that_the_table_does_not_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real compiles, checks and times; what is found is right, at least as fast as the table's, and kept."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(launch, "is_measured", lambda _device: False)
+    cache, q = filled("int4:token,asym", 4, 4096)
+    found = launch.tuned_config(q, cache)
+    assert found.source == "searched"
+    assert_right(decode(q, cache, config=found.config, out=torch.full(q.shape, float("nan"), device="cuda")), q, cache)
+    (file,) = (tmp_path / "kvplan" / "launches").iterdir()
+    kept = json.loads(file.read_text())
+    assert kept["key"]["gpu"] == torch.cuda.get_device_name() and 0 < kept["seconds"] <= kept["table_seconds"]
+    assert launch.tuned_config(q, cache) == launch.Launch(found.config, "kept")
 
 
 @pytest.mark.parametrize("fmt", ["bf16", "int8", "int8:channel/32"])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from kvplan_kernels.bench.timing import Timing
+from kvplan_kernels.tuning.launch import Launch
 
 from kvplan.formats.layout import Layout
 from kvplan.specs.load import load_model
@@ -186,6 +187,45 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     fused = Check(name="fusion is real", passed=True, detail="")
     monkeypatch.setattr(measure, "fusion_check", lambda *_: fused)
     return asked
+
+
+def test_the_searched_launch_is_checked_timed_and_named(
+    real: Filled, clock: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only where there will be a time, and not with --no-tune."""
+    said: list[str] = []
+    running = session(request("int8"))
+    running.progress = said.append
+    table = attention.launch_config(running.tensors.q, real.cache)
+    searched = replace(table, num_stages=7)
+    launched: list[Any] = []
+    sound = attention.decode
+
+    def decode_with(*args: Any, config: Any = None, **how: Any) -> Any:
+        launched.append(config)
+        return sound(*args, config=config, **how)
+
+    def search(_q: Any, _cache: Any, *, say: Any, **_how: Any) -> Launch:
+        say("searching")
+        return Launch(searched, "searched")
+
+    monkeypatch.setattr(attention, "decode", decode_with)
+    monkeypatch.setattr(attention, "tuned_config", search)
+
+    def phase(device: str, filled: Filled = real, tune: bool = True) -> tuple[Any, list[Any]]:
+        launched.clear()
+        running.request = running.request.model_copy(update={"device": device, "tune": tune})
+        return decode.run(running, filled), list(launched)
+
+    tuned, configs = phase("cuda")
+    assert tuned.launch.source == "searched" and "stages 7" in tuned.launch.shape and tuned.seconds("fused")
+    assert configs == [searched, searched] and "int8: searching" in said
+    running.roof = Roof(bytes_per_second=1e12, method="")
+    times = decode.roof_times(running, real, tuned)
+    assert times is not None and times.config == tuned.launch.shape
+    red = replace(real, checks=(Check(name="codes bit-exact", passed=False, detail=""),))
+    for plain, configs in (phase("cuda", tune=False), phase("cuda", red), phase("cpu")):
+        assert plain.launch.source == "table" and set(configs) == {table}
 
 
 def test_times_become_sentences(real: Filled, clock: list[int]) -> None:

@@ -148,6 +148,14 @@ def test_bad_input(
     assert captured.out == ""
 
 
+@pytest.mark.parametrize("words", [[], ["--no-tune"]])
+def test_no_tune_reaches_the_request(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(launch, "start", lambda request, *_: seen.append(request) or iter(()))
+    main([*SMALL, *words])
+    assert seen[0].tune == (not words)
+
+
 def test_finished_formats_survive_an_interruption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -60,6 +60,28 @@ def test_every_phase_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "not for this model: int4,rot: no Hadamard" in text and "--resume" in text
 
 
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("table", "the table's"),
+        ("generic", "the table's, which was not measured on this GPU"),
+        ("searched", "searched on this GPU in this run"),
+        ("kept", "searched on this GPU before, from the cache folder"),
+    ],
+)
+def test_where_the_launch_shape_comes_from(
+    source: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = report()
+    path = {"name": "fused", "seconds": 1e-6, "spread": 0.01}
+    phase = {"name": "decode", "status": "ok", "paths": [path], "launch": {"shape": "tile 64", "source": source}}
+    data["results"][0]["phases"] = [phase]
+    assert f"decode, launch: tile 64; {words}\n" in shown(tmp_path, data, capsys)
+    # Where nothing was timed the shape says nothing.
+    phase["paths"] = []
+    assert "launch:" not in shown(tmp_path, data, capsys)
+
+
 def test_a_complete_report_asks_for_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--resume" not in shown(tmp_path, report(complete=True), capsys)
 

@@ -16,11 +16,14 @@ import torch
 from kvplan.errors import UnsupportedError
 from kvplan.formats.layout import Layout
 from kvplan_kernels.attention.mode import FEW_COLUMNS
-from kvplan_kernels.dialect import LEAST_COLUMNS
+from kvplan_kernels.dialect import LEAST_COLUMNS, capability_of
 
 # Shared memory of one SM that programs may fill, bytes: 228 KiB on sm_90 less 1 KiB kept per program.
 SM_BYTES = 220 * 1024
 INTERPRETER_SMS = 4
+# (10 * major + minor, multiprocessors) of the GPUs that the table was measured on: an H200. On others its entries are
+# generic ones, and tuning/launch.py searches around them.
+MEASURED = ((90, 132),)
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,11 @@ def count_sms(device: torch.device) -> int:
     if device.type != "cuda":
         return INTERPRETER_SMS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def is_measured(device: torch.device) -> bool:
+    """Whether the table was measured on this GPU or one with the same SMs; the interpreter has nothing to measure."""
+    return device.type != "cuda" or (capability_of(device), count_sms(device)) in MEASURED
 
 
 def format_class(layout: Layout) -> str:

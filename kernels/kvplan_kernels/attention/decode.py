@@ -86,6 +86,7 @@ def decode(
         work: `tile_starts(cache.lengths, config.block_tokens, layout.view("v"), reach=window_reach(...))`, once per
             step for all layers; made here if not given.
         workspace: from `make_workspace`; allocated here if not given.
+        config: shape of the launch, by default the table's entry on every GPU; `tuned_config` finds another.
 
     Returns:
         `out`; zeros for rows that see nothing. Nothing waits for the device, so the call can be captured in a graph.
@@ -168,8 +169,12 @@ def launch_mode(
 def launch_config(q: Tensor, cache: Cache, mode: Mode | None = None) -> DecodeConfig:
     """The launch that `decode` takes for these shapes if it is given none."""
     mode = mode or launch_mode(q, cache)
-    heads = cache.num_sequences * cache.layout.heads * mode.blocks
-    return default_config(cache.layout, cache.page_size, mode.columns, heads, count_sms(q.device))
+    return default_config(cache.layout, cache.page_size, mode.columns, count_heads(cache, mode), count_sms(q.device))
+
+
+def count_heads(cache: Cache, mode: Mode) -> int:
+    """KV heads of all requests, times blocks of columns."""
+    return cache.num_sequences * cache.layout.heads * mode.blocks
 
 
 def make_workspace(q: Tensor, cache: Cache, config: DecodeConfig | None = None) -> Workspace:

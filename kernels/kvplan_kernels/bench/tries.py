@@ -1,4 +1,4 @@
-"""Launch shapes to try around the table's entry, and compiling many kernels at once before anything is timed."""
+"""Launch shapes to try for a case, and compiling many kernels at once before anything is timed."""
 
 from __future__ import annotations
 
@@ -9,17 +9,11 @@ from dataclasses import replace
 
 import torch
 
-from kvplan_kernels.attention.config import SM_BYTES, DecodeConfig, count_sms, default_config, padded_words
+from kvplan_kernels.attention.config import DecodeConfig, count_sms, default_config
 from kvplan_kernels.attention.decode import decode
 from kvplan_kernels.bench.cases import CASES, PAGE, Case, layout_for
 from kvplan_kernels.bench.filled import filled, queries
-
-TILES = (32, 64, 128)
-# Resident warps per SM are a multiple of 4, equal on all four schedulers.
-WARPS_AND_PROGRAMS = ((1, 4), (1, 8), (1, 12), (2, 2), (2, 4), (2, 6), (4, 1), (4, 2), (4, 3))
-STAGES = (3, 4)
-# (warps, programs per SM, registers): a cap that leaves room for one more program without spills.
-CAPPED = ((2, 6, 160), (1, 12, 160))
+from kvplan_kernels.tuning.candidates import candidates
 
 
 def table_entry(fmt: str, case: Case, device: torch.device) -> DecodeConfig:
@@ -30,17 +24,8 @@ def table_entry(fmt: str, case: Case, device: torch.device) -> DecodeConfig:
 
 def tries(fmt: str, case: Case, device: torch.device) -> list[DecodeConfig]:
     """The table's entry first, then the others that fit shared memory."""
-    layout, heads, sms = layout_for(fmt, case), len(case.lengths) * case.kv_heads, count_sms(device)
-    base = table_entry(fmt, case, device)
-    row_bytes = sum(2 * padded_words(layout.view(role).words) for role in ("k", "v"))
-    found = [base]
-    for tokens in TILES:
-        found += [DecodeConfig(tokens, w, s, p) for w, p in WARPS_AND_PROGRAMS for s in STAGES]
-        found += [DecodeConfig(tokens, w, 3, p, cap) for w, p, cap in CAPPED]
-    if 3 * sms <= heads <= 4 * sms:
-        found += [DecodeConfig(t, w, s, 4, programs=heads) for t in TILES for w in (1, 2) for s in STAGES]
-    fits = [c for c in found if c.ctas_per_sm * c.block_tokens * (c.num_stages - 1) * row_bytes <= SM_BYTES]
-    return list(dict.fromkeys([base, *fits]))
+    heads = len(case.lengths) * case.kv_heads
+    return candidates(table_entry(fmt, case, device), layout_for(fmt, case), PAGE, heads, count_sms(device))
 
 
 def compile_ahead(jobs: Sequence[Callable[[], object]], workers: int) -> None:

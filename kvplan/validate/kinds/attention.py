@@ -18,6 +18,8 @@ from kvplan_kernels.codecs.planar import flip_top_bit
 from kvplan_kernels.store.append import append
 from kvplan_kernels.store.reference import read_reference, write_reference
 from kvplan_kernels.store.static import calibrate_cache, double_scales
+from kvplan_kernels.tuning.launch import Launch, table_launch, tuned_config
+from kvplan_kernels.tuning.search import Say
 from torch import Tensor
 
 from kvplan.errors import UnsupportedError
@@ -111,14 +113,19 @@ class Attention(Kind):
         fp8_domain: bool = False,
         out: Tensor | None = None,
         workspace: Workspace | None = None,
+        config: DecodeConfig | None = None,
     ) -> Tensor:
-        return decode(q, cache, sm_scale=sm_scale, variant=variant, fp8_domain=fp8_domain, out=out, workspace=workspace)
+        how: dict[str, Any] = {"out": out, "workspace": workspace, "config": config}
+        return decode(q, cache, sm_scale=sm_scale, variant=variant, fp8_domain=fp8_domain, **how)
 
-    def workspace(self, q: Tensor, cache: Cache) -> Workspace:
-        return make_workspace(q, cache)
+    def workspace(self, q: Tensor, cache: Cache, config: DecodeConfig | None = None) -> Workspace:
+        return make_workspace(q, cache, config)
 
-    def config(self, q: Tensor, cache: Cache) -> DecodeConfig:
-        return launch_config(q, cache)
+    def launch(self, q: Tensor, cache: Cache) -> Launch:
+        return table_launch(launch_config(q, cache), q.device)
+
+    def tuned(self, q: Tensor, cache: Cache, *, sm_scale: float, variant: Variant, say: Say) -> Launch:
+        return tuned_config(q, cache, sm_scale=sm_scale, variant=variant, say=say)
 
     def has_fp8_domain(self, layout: Layout) -> bool:
         try:

@@ -16,6 +16,8 @@ from kvplan_kernels.attention.config import DecodeConfig
 from kvplan_kernels.attention.variant import PLAIN, Variant
 from kvplan_kernels.attention.workspace import Workspace
 from kvplan_kernels.cache import Cache
+from kvplan_kernels.tuning.launch import Launch
+from kvplan_kernels.tuning.search import Say
 from torch import Tensor
 
 from kvplan.formats.layout import Layout
@@ -140,16 +142,21 @@ class Kind(ABC):
         fp8_domain: bool = False,
         out: Tensor | None = None,
         workspace: Workspace | None = None,
+        config: DecodeConfig | None = None,
     ) -> Tensor:
         """The fused kernel: q (B, HQ, Dk) -> (B, HQ, Dv)."""
 
     @abstractmethod
-    def workspace(self, q: Tensor, cache: Cache) -> Workspace:
+    def workspace(self, q: Tensor, cache: Cache, config: DecodeConfig | None = None) -> Workspace:
         """Its scratch memory."""
 
     @abstractmethod
-    def config(self, q: Tensor, cache: Cache) -> DecodeConfig:
-        """The shape of its launch."""
+    def launch(self, q: Tensor, cache: Cache) -> Launch:
+        """The shape of its launch from the table, which is the default."""
+
+    def tuned(self, q: Tensor, cache: Cache, *, sm_scale: float, variant: Variant, say: Say) -> Launch:
+        """The shape for this GPU, searched where the table does not know it; a kind without a search has the table."""
+        return self.launch(q, cache)
 
     def has_fp8_domain(self, layout: Layout) -> bool:
         """Whether decode can multiply in 8 bit."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from kvplan_kernels.attention.config import DecodeConfig
 from kvplan_kernels.attention.latent import latent_decode, make_latent_workspace
-from kvplan_kernels.attention.latent_config import latent_config
+from kvplan_kernels.attention.latent_config import LatentConfig, latent_config
 from kvplan_kernels.attention.latent_unfused import latent_unfused_decode
 from kvplan_kernels.attention.unfused import dense_decode
 from kvplan_kernels.attention.variant import PLAIN, Variant
@@ -17,6 +17,7 @@ from kvplan_kernels.cache import Cache
 from kvplan_kernels.dialect import capability_of
 from kvplan_kernels.store.latent import append_latent
 from kvplan_kernels.store.latent_reference import read_latent_reference, write_latent_reference
+from kvplan_kernels.tuning.launch import Launch, table_launch
 from torch import Tensor
 
 from kvplan.errors import UsageError
@@ -118,15 +119,19 @@ class Latent(Kind):
         fp8_domain: bool = False,
         out: Tensor | None = None,
         workspace: Workspace | None = None,
+        config: DecodeConfig | None = None,
     ) -> Tensor:
-        assert not fp8_domain
-        return latent_decode(q, cache, sm_scale=sm_scale, variant=variant, out=out, workspace=workspace)
+        assert not fp8_domain and (config is None or isinstance(config, LatentConfig))
+        how: dict[str, Any] = {"out": out, "workspace": workspace, "config": config}
+        return latent_decode(q, cache, sm_scale=sm_scale, variant=variant, **how)
 
-    def workspace(self, q: Tensor, cache: Cache) -> Workspace:
-        return make_latent_workspace(q, cache)
+    def workspace(self, q: Tensor, cache: Cache, config: DecodeConfig | None = None) -> Workspace:
+        assert config is None or isinstance(config, LatentConfig)
+        return make_latent_workspace(q, cache, config)
 
-    def config(self, q: Tensor, cache: Cache) -> DecodeConfig:
-        return latent_config(latent_view(cache.layout), cache.page_size, q.shape[1], capability_of(q.device))
+    def launch(self, q: Tensor, cache: Cache) -> Launch:
+        config = latent_config(latent_view(cache.layout), cache.page_size, q.shape[1], capability_of(q.device))
+        return table_launch(config, q.device)
 
     def unfused(self, q: Tensor, cache: Cache, sm_scale: float, **how: Any) -> Tensor:
         return latent_unfused_decode(q, cache, sm_scale, **how)

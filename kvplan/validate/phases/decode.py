@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvplan_kernels.attention.config import DecodeConfig
 from kvplan_kernels.attention.reference import attention_reference
 from kvplan_kernels.bench.baseline import bytes_read, rotating
 from kvplan_kernels.testing import FP8_DOMAIN, relative_error
+from kvplan_kernels.tuning.launch import Launch
 from torch import Tensor
 
 from kvplan.validate import measure
@@ -32,41 +34,56 @@ class Way:
 
 def run(session: Session, filled: Filled) -> PhaseResult:
     q, cache, scale, variant = session.tensors.q, filled.cache, session.sm_scale, session.variant
+    launch = _launch(session, filled)
+    config = launch.config
     reference = stored_attention(q, cache, scale, variant)
-    kernel = kernel_attention(q, cache, scale, variant)
+    kernel = kernel_attention(q, cache, scale, variant, config=config)
     error, check = agreement("kernel at the validated shape", kernel, reference)
-    eighth = _fp8_domain(session, filled)
+    eighth = _fp8_domain(session, filled, config)
     checks = [check, *([eighth.check] if eighth else [])]
     if session.timed:
         if not filled.native and not session.beyond_torch:
             checks.append(measure.unfused_check(q, cache, scale, reference))
-        checks.append(measure.fusion_check(q, cache, scale, variant, session.dense_bytes))
+        checks.append(measure.fusion_check(q, cache, scale, variant, session.dense_bytes, config))
 
     def timed() -> Paths:
         caches = rotating(cache)
-        fused = path("fused", measure.fused_time(q, caches, scale, variant))
+        fused = path("fused", measure.fused_time(q, caches, scale, variant, config))
         if filled.native:
             session.baselines = _with_kernel(session.baselines, fused.seconds)
             return (fused,)
         found = (fused, path("unfused", measure.unfused_time(q, caches, scale, session.geometry.tokens)))
         if eighth is None:
             return found
-        return (*found, path(FP8, measure.fused_time(q, caches, scale, variant, fp8_domain=True)))
+        return (*found, path(FP8, measure.fused_time(q, caches, scale, variant, config, fp8_domain=True)))
 
     def verdict(paths: Paths) -> str:
         speedup = _best(session, paths[0].seconds) / paths[0].seconds
         return f"{speedup:.2f}x the speed of the best 16-bit path of this run (one layer's decode)"
 
     errors = _path_errors(session, filled, [Way(SIXTEEN, kernel, reference, check), eighth]) if eighth else ()
-    return finish(session, filled, "decode", checks, timed, verdict, error=error, path_errors=errors)
+    shape = measure.launch_shape(launch)
+    return finish(session, filled, "decode", checks, timed, verdict, error=error, launch=shape, path_errors=errors)
 
 
-def _fp8_domain(session: Session, filled: Filled) -> Way | None:
+def _launch(session: Session, filled: Filled) -> Launch:
+    """The launch that is checked and timed, of all ways of computing; searched for nothing that will have no time."""
+    q, cache = session.tensors.q, filled.cache
+    if not (session.request.tune and session.timed and filled.green):
+        return session.kind.launch(q, cache)
+
+    def say(text: str) -> None:
+        session.progress(f"{filled.fmt}: {text}")
+
+    return session.kind.tuned(q, cache, sm_scale=session.sm_scale, variant=session.variant, say=say)
+
+
+def _fp8_domain(session: Session, filled: Filled, config: DecodeConfig) -> Way | None:
     """The path that multiplies in 8 bit, queries and probabilities rounded too; None for formats without it."""
     if not session.kind.has_fp8_domain(filled.layout):
         return None
     q, cache, scale, variant = session.tensors.q, filled.cache, session.sm_scale, session.variant
-    kernel = kernel_attention(q, cache, scale, variant, fp8_domain=True)
+    kernel = kernel_attention(q, cache, scale, variant, fp8_domain=True, config=config)
     reference = stored_attention(q, cache, scale, variant, fp8_domain=True)
     what = "fp64 on the codes, Q and P rounded to e4m3"
     _, check = agreement("fp8-domain kernel", kernel, reference, what, FP8_DOMAIN)
@@ -91,7 +108,7 @@ def _path_errors(session: Session, filled: Filled, ways: Sequence[Way]) -> tuple
 def roof_times(session: Session, filled: Filled, result: PhaseResult) -> Times | None:
     """The times of a decode phase in terms of bytes and the read roof; None where it was not timed."""
     fused, unfused = result.seconds("fused"), result.seconds("unfused")
-    if fused is None or session.roof is None:
+    if fused is None or session.roof is None or result.launch is None:
         return None
     nbytes = bytes_read(filled.cache)
     rate = nbytes / fused
@@ -104,7 +121,7 @@ def roof_times(session: Session, filled: Filled, result: PhaseResult) -> Times |
         speedup=_best(session, fused) / fused,
         fusion_gain=unfused / fused if unfused else None,
         spread=result.paths[0].spread,
-        config=measure.config_text(session.tensors.q, filled.cache),
+        config=result.launch.shape,
     )
 
 

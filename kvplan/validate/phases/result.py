@@ -9,7 +9,7 @@ from kvplan_kernels.testing import Error
 
 from kvplan.validate.filled import Filled
 from kvplan.validate.phases.table import TITLES
-from kvplan.validate.report import Check, PathError, PathTime, PhaseName, PhaseResult
+from kvplan.validate.report import Check, LaunchShape, PathError, PathTime, PhaseName, PhaseResult
 from kvplan.validate.session import Session
 
 Paths = tuple[PathTime, ...]
@@ -33,6 +33,7 @@ def finish(
     verdict: Callable[[Paths], str],
     *,
     error: Error | None = None,
+    launch: LaunchShape | None = None,
     path_errors: tuple[PathError, ...] = (),
 ) -> PhaseResult:
     """The result of a phase.
@@ -53,6 +54,7 @@ def finish(
         kernel_error=None if error is None else error.relative,
         kernel_max_ratio=None if error is None else error.max_ratio,
         paths=paths,
+        launch=launch,
         path_errors=path_errors,
         verdict=f"{TITLES[name]}: {verdict(paths) if paths else 'not measured here'}",
     )
