@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import add
 from pathlib import Path
+from typing import Literal
 
 from kvplan.captured import SHIPPED, read_capture
 from kvplan.errors import InputError, UnsupportedError, UsageError
@@ -14,21 +16,38 @@ from kvplan.quality.calibrate import check_pair
 from kvplan.quality.law import (
     FACTOR,
     OTHER_MODEL_FACTOR,
+    PARTS_FACTOR,
     STATISTICS_FACTOR,
-    Evidence,
     Prediction,
     PredictionReport,
     interval,
     kl_of,
     kl_of_statistics,
+    together,
 )
-from kvplan.quality.predict import predicted_kl
+from kvplan.quality.predict import alone
 from kvplan.quality.report import Candidate, QualityReport
-from kvplan.quality.request import candidates, unverified
+from kvplan.quality.request import candidates, has_parts, unverified
 from kvplan.quality.statistics import StatisticErrors
 from kvplan.quality.tensors import TensorErrors
 
 SAME_TEXT = "static scales come from the first half of the same tensors: another text clips more, by channel most"
+
+
+@dataclass(frozen=True)
+class Part:
+    """KL with one tensor alone stored.
+
+    Attributes:
+        factor: how far off it may be, either way, in nine of ten formats.
+        basis: a run of the model, the codec on captured tensors, or statistics of these where there is no codec.
+        error: of the attention output, where the codec was run.
+    """
+
+    kl: float
+    factor: float
+    basis: Literal["measured", "codec", "statistics"]
+    error: float | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +71,7 @@ class Forecaster:
         return self.errors.file.is_latent
 
     def predict(self, c: Candidate) -> Prediction:
-        """Measured KL of the pair or the sum of its measured parts; else the law on captured tensors.
+        """Measured KL of the pair; else from K's and V's alone, each measured if it was, predicted from tensors if not.
 
         Raises:
             UsageError, UnsupportedError: a format that does not fit the tensors or has no codec.
@@ -61,46 +80,75 @@ class Forecaster:
 
         if self.latent and c.k != c.v:
             raise UsageError("K and V of a latent are one row, in one format", "give one format: --kv F")
-        kl = self._measured(c)
-        if kl is not None:
-            kind: Evidence = "measured on this model"
-            return Prediction(
-                format=c.format, k=c.k, v=c.v, kl=kl, low=kl, high=kl, error_k=None, error_v=None, evidence=kind
-            )
-        near = self.own and not self.latent
-        errors: tuple[float, float] | None = None
+        known = self.report.formats if self.report else ()
+        whole = next((f.kl_mean for f in known if (f.k, f.v) == (c.k, c.v)), None)
+        if whole is not None:
+            return _as_measured(c, whole, 1.0)
         with torch.inference_mode():
-            alone = kl_of_statistics(self.statistics.error("k", c.k), self.statistics.error("v", c.v))
-            least, most = interval(alone, STATISTICS_FACTOR if near else OTHER_MODEL_FACTOR)
-            try:
-                found = self.errors.error("k", c.k), self.errors.error("v", c.v)
-            except UnsupportedError:
-                # No codec: statistics are all there is.
-                kl, low, high = alone, least, most
-            else:
-                kl, errors = kl_of(*found), found
-                low, high = interval(kl, FACTOR if near else OTHER_MODEL_FACTOR)
+            k, v = self.part("k", c.k), self.part("v", c.v)
+            measured = [p.basis == "measured" for p in (k, v)]
+            if all(measured):
+                return _as_measured(c, together(k.kl, v.kl), PARTS_FACTOR if has_parts(c) else 1.0)
+            statistics = kl_of_statistics(self.statistics.error("k", c.k), self.statistics.error("v", c.v))
+            heads = _by_head(self.errors, c.k) if k.basis == "codec" else ()
+        # The law from tensors was fitted as a sum.
+        join = together if any(measured) else add
+        least, most = interval(statistics, self._factor(STATISTICS_FACTOR))
         return Prediction(
             format=c.format,
             k=c.k,
             v=c.v,
-            kl=kl,
-            low=low,
-            high=high,
-            error_k=errors and errors[0],
-            error_v=errors and errors[1],
-            kl_statistics=alone,
+            kl=join(k.kl, v.kl),
+            low=join(k.kl / k.factor, v.kl / v.factor),
+            high=join(k.kl * k.factor, v.kl * v.factor),
+            error_k=k.error,
+            error_v=v.error,
+            kl_statistics=statistics,
             low_statistics=least,
             high_statistics=most,
-            heads_k=_by_head(self.errors, c.k) if errors else (),
+            heads_k=heads,
             evidence="predicted from this model's tensors" if self.own else "from another model",
         )
 
-    def _measured(self, c: Candidate) -> float | None:
-        if self.report is None:
-            return None
-        whole = next((f.kl_mean for f in self.report.formats if (f.k, f.v) == (c.k, c.v)), None)
-        return predicted_kl(self.report, c.k, c.v) if whole is None else whole
+    def part(self, role: str, spelling: str) -> Part:
+        """One tensor alone, by the best that there is.
+
+        Raises:
+            UsageError, UnsupportedError: as `predict`.
+        """
+        kl = alone(self.report, role, spelling) if self.report else None
+        if kl is not None:
+            return Part(kl, PARTS_FACTOR, "measured", 0.0 if spelling in PLAIN else None)
+        try:
+            error = self.errors.error(role, spelling)
+        except UnsupportedError:
+            kl = kl_of_statistics(*_of(role, self.statistics.error(role, spelling)))
+            return Part(kl, self._factor(STATISTICS_FACTOR), "statistics")
+        return Part(kl_of(*_of(role, error)), self._factor(FACTOR), "codec", error)
+
+    def _factor(self, own: float) -> float:
+        """How far off figures from these tensors may be, for `model`."""
+        return own if self.own and not self.latent else OTHER_MODEL_FACTOR
+
+
+def _of(role: str, error: float) -> tuple[float, float]:
+    """Errors of K and V with only one of them stored."""
+    return (error, 0.0) if role == "k" else (0.0, error)
+
+
+def _as_measured(c: Candidate, kl: float, factor: float) -> Prediction:
+    low, high = interval(kl, factor)
+    return Prediction(
+        format=c.format,
+        k=c.k,
+        v=c.v,
+        kl=kl,
+        low=low,
+        high=high,
+        error_k=None,
+        error_v=None,
+        evidence="measured on this model",
+    )
 
 
 def forecaster(
@@ -153,7 +201,8 @@ def forecast(
     file, report = made.errors.file, made.report
     rows = [made.predict(c) for c in chosen]
     notes = [SAME_TEXT] if calibration is None and any(r.error_k is not None for r in rows) else []
-    bare = [r.format for r in rows if r.error_k is None and r.kl_statistics is not None]
+    predicted = [r for r in rows if r.kl_statistics is not None]
+    bare = [r.format for r in predicted if "statistics" in (made.part("k", r.k).basis, made.part("v", r.v).basis)]
     if bare:
         notes.append(f"{', '.join(bare)}: no codec, predicted from statistics of the tensors alone")
     if not made.own:
