@@ -4,50 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from operator import add
 from pathlib import Path
-from typing import Literal
 
 from kvplan.captured import SHIPPED, read_capture
-from kvplan.errors import InputError, UnsupportedError, UsageError
+from kvplan.errors import InputError, UsageError
 from kvplan.formats.grammar import PLAIN
 from kvplan.quality.calibrate import check_pair
 from kvplan.quality.law import (
-    FACTOR,
     OTHER_MODEL_FACTOR,
     PARTS_FACTOR,
     STATISTICS_FACTOR,
     Prediction,
     PredictionReport,
     interval,
-    kl_of,
     kl_of_statistics,
     together,
 )
-from kvplan.quality.predict import alone
+from kvplan.quality.parts import Parts
 from kvplan.quality.report import Candidate, QualityReport
 from kvplan.quality.request import candidates, has_parts, unverified
 from kvplan.quality.statistics import StatisticErrors
 from kvplan.quality.tensors import TensorErrors
 
 SAME_TEXT = "static scales come from the first half of the same tensors: another text clips more, by channel most"
-
-
-@dataclass(frozen=True)
-class Part:
-    """KL with one tensor alone stored.
-
-    Attributes:
-        factor: how far off it may be, either way, in nine of ten formats.
-        basis: a run of the model, the codec on captured tensors, or statistics of these where there is no codec.
-        error: of the attention output, where the codec was run.
-    """
-
-    kl: float
-    factor: float
-    basis: Literal["measured", "codec", "statistics"]
-    error: float | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +66,7 @@ class Forecaster:
         if whole is not None:
             return _as_measured(c, whole, 1.0)
         with torch.inference_mode():
-            k, v = self.part("k", c.k), self.part("v", c.v)
+            k, v = self.parts.of("k", c.k), self.parts.of("v", c.v)
             measured = [p.basis == "measured" for p in (k, v)]
             if all(measured):
                 return _as_measured(c, together(k.kl, v.kl), PARTS_FACTOR if has_parts(c) else 1.0)
@@ -93,7 +74,7 @@ class Forecaster:
             heads = _by_head(self.errors, c.k) if k.basis == "codec" else ()
         # The law from tensors was fitted as a sum.
         join = together if any(measured) else add
-        least, most = interval(statistics, self._factor(STATISTICS_FACTOR))
+        least, most = interval(statistics, STATISTICS_FACTOR if self.parts.near else OTHER_MODEL_FACTOR)
         return Prediction(
             format=c.format,
             k=c.k,
@@ -110,30 +91,10 @@ class Forecaster:
             evidence="predicted from this model's tensors" if self.own else "from another model",
         )
 
-    def part(self, role: str, spelling: str) -> Part:
-        """One tensor alone, by the best that there is.
-
-        Raises:
-            UsageError, UnsupportedError: as `predict`.
-        """
-        kl = alone(self.report, role, spelling) if self.report else None
-        if kl is not None:
-            return Part(kl, PARTS_FACTOR, "measured", 0.0 if spelling in PLAIN else None)
-        try:
-            error = self.errors.error(role, spelling)
-        except UnsupportedError:
-            kl = kl_of_statistics(*_of(role, self.statistics.error(role, spelling)))
-            return Part(kl, self._factor(STATISTICS_FACTOR), "statistics")
-        return Part(kl_of(*_of(role, error)), self._factor(FACTOR), "codec", error)
-
-    def _factor(self, own: float) -> float:
-        """How far off figures from these tensors may be, for `model`."""
-        return own if self.own and not self.latent else OTHER_MODEL_FACTOR
-
-
-def _of(role: str, error: float) -> tuple[float, float]:
-    """Errors of K and V with only one of them stored."""
-    return (error, 0.0) if role == "k" else (0.0, error)
+    @cached_property
+    def parts(self) -> Parts:
+        """K and V alone."""
+        return Parts(self.errors, self.statistics, self.own and not self.latent, self.report)
 
 
 def _as_measured(c: Candidate, kl: float, factor: float) -> Prediction:
@@ -202,7 +163,9 @@ def forecast(
     rows = [made.predict(c) for c in chosen]
     notes = [SAME_TEXT] if calibration is None and any(r.error_k is not None for r in rows) else []
     predicted = [r for r in rows if r.kl_statistics is not None]
-    bare = [r.format for r in predicted if "statistics" in (made.part("k", r.k).basis, made.part("v", r.v).basis)]
+    bare = [
+        r.format for r in predicted if "statistics" in (made.parts.of("k", r.k).basis, made.parts.of("v", r.v).basis)
+    ]
     if bare:
         notes.append(f"{', '.join(bare)}: no codec, predicted from statistics of the tensors alone")
     if not made.own:

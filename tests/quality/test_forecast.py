@@ -21,6 +21,7 @@ from kvplan.quality.law import (
     FACTOR,
     KL_OF_K,
     KL_OF_V,
+    LEVEL_FACTOR,
     OTHER_MODEL_FACTOR,
     STATISTICS_FACTOR,
     STATISTICS_KL_OF_K,
@@ -200,9 +201,9 @@ def test_one_pair_for_other_parts_of_kvplan(report: QualityReport) -> None:
     own = expected("smollm2-135m", "int4:group/32,asym", "int8")
     other = expected("llama-3.1-8b", "int4:group/32,asym", "int8")
     assert own.kl == other.kl == kl_of(own.error_k or 0, own.error_v or 0)
-    assert (own.low, own.high) == pytest.approx((own.kl / FACTOR, own.kl * FACTOR)) and own.evidence.startswith(
-        "predicted from"
-    )
+    assert (own.low, own.high) == pytest.approx(
+        (own.kl / LEVEL_FACTOR, own.kl * LEVEL_FACTOR)
+    ) and own.evidence.startswith("predicted from")
     assert other.high == other.kl * OTHER_MODEL_FACTOR and other.evidence == "from another model"
     assert own.kl_statistics is not None and own.high_statistics == own.kl_statistics * STATISTICS_FACTOR
     assert expected("smollm2-135m", "bf16", "bf16").high == 0
