@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from operator import add
 from pathlib import Path
 
 from kvplan.captured import SHIPPED, read_capture
-from kvplan.errors import InputError, UnsupportedError, UsageError
+from kvplan.errors import InputError, UsageError
 from kvplan.formats.grammar import PLAIN
 from kvplan.quality.calibrate import check_pair
 from kvplan.quality.law import (
-    FACTOR,
     OTHER_MODEL_FACTOR,
+    PARTS_FACTOR,
     STATISTICS_FACTOR,
-    Evidence,
     Prediction,
     PredictionReport,
     interval,
-    kl_of,
     kl_of_statistics,
+    together,
 )
-from kvplan.quality.predict import predicted_kl
+from kvplan.quality.parts import Parts
 from kvplan.quality.report import Candidate, QualityReport
-from kvplan.quality.request import candidates, unverified
+from kvplan.quality.request import candidates, has_parts, unverified
 from kvplan.quality.statistics import StatisticErrors
 from kvplan.quality.tensors import TensorErrors
 
@@ -52,7 +52,7 @@ class Forecaster:
         return self.errors.file.is_latent
 
     def predict(self, c: Candidate) -> Prediction:
-        """Measured KL of the pair or the sum of its measured parts; else the law on captured tensors.
+        """Measured KL of the pair; else from K's and V's alone, each measured if it was, predicted from tensors if not.
 
         Raises:
             UsageError, UnsupportedError: a format that does not fit the tensors or has no codec.
@@ -61,46 +61,55 @@ class Forecaster:
 
         if self.latent and c.k != c.v:
             raise UsageError("K and V of a latent are one row, in one format", "give one format: --kv F")
-        kl = self._measured(c)
-        if kl is not None:
-            kind: Evidence = "measured on this model"
-            return Prediction(
-                format=c.format, k=c.k, v=c.v, kl=kl, low=kl, high=kl, error_k=None, error_v=None, evidence=kind
-            )
-        near = self.own and not self.latent
-        errors: tuple[float, float] | None = None
+        known = self.report.formats if self.report else ()
+        whole = next((f.kl_mean for f in known if (f.k, f.v) == (c.k, c.v)), None)
+        if whole is not None:
+            return _as_measured(c, whole, 1.0)
         with torch.inference_mode():
-            alone = kl_of_statistics(self.statistics.error("k", c.k), self.statistics.error("v", c.v))
-            least, most = interval(alone, STATISTICS_FACTOR if near else OTHER_MODEL_FACTOR)
-            try:
-                found = self.errors.error("k", c.k), self.errors.error("v", c.v)
-            except UnsupportedError:
-                # No codec: statistics are all there is.
-                kl, low, high = alone, least, most
-            else:
-                kl, errors = kl_of(*found), found
-                low, high = interval(kl, FACTOR if near else OTHER_MODEL_FACTOR)
+            k, v = self.parts.of("k", c.k), self.parts.of("v", c.v)
+            measured = [p.basis == "measured" for p in (k, v)]
+            if all(measured):
+                return _as_measured(c, together(k.kl, v.kl), PARTS_FACTOR if has_parts(c) else 1.0)
+            statistics = kl_of_statistics(self.statistics.error("k", c.k), self.statistics.error("v", c.v))
+            heads = _by_head(self.errors, c.k) if k.basis == "codec" else ()
+        # The law from tensors was fitted as a sum.
+        join = together if any(measured) else add
+        least, most = interval(statistics, STATISTICS_FACTOR if self.parts.near else OTHER_MODEL_FACTOR)
         return Prediction(
             format=c.format,
             k=c.k,
             v=c.v,
-            kl=kl,
-            low=low,
-            high=high,
-            error_k=errors and errors[0],
-            error_v=errors and errors[1],
-            kl_statistics=alone,
+            kl=join(k.kl, v.kl),
+            low=join(k.kl / k.factor, v.kl / v.factor),
+            high=join(k.kl * k.factor, v.kl * v.factor),
+            error_k=k.error,
+            error_v=v.error,
+            kl_statistics=statistics,
             low_statistics=least,
             high_statistics=most,
-            heads_k=_by_head(self.errors, c.k) if errors else (),
+            heads_k=heads,
             evidence="predicted from this model's tensors" if self.own else "from another model",
         )
 
-    def _measured(self, c: Candidate) -> float | None:
-        if self.report is None:
-            return None
-        whole = next((f.kl_mean for f in self.report.formats if (f.k, f.v) == (c.k, c.v)), None)
-        return predicted_kl(self.report, c.k, c.v) if whole is None else whole
+    @cached_property
+    def parts(self) -> Parts:
+        """K and V alone."""
+        return Parts(self.errors, self.statistics, self.own and not self.latent, self.report)
+
+
+def _as_measured(c: Candidate, kl: float, factor: float) -> Prediction:
+    low, high = interval(kl, factor)
+    return Prediction(
+        format=c.format,
+        k=c.k,
+        v=c.v,
+        kl=kl,
+        low=low,
+        high=high,
+        error_k=None,
+        error_v=None,
+        evidence="measured on this model",
+    )
 
 
 def forecaster(
@@ -153,7 +162,10 @@ def forecast(
     file, report = made.errors.file, made.report
     rows = [made.predict(c) for c in chosen]
     notes = [SAME_TEXT] if calibration is None and any(r.error_k is not None for r in rows) else []
-    bare = [r.format for r in rows if r.error_k is None and r.kl_statistics is not None]
+    predicted = [r for r in rows if r.kl_statistics is not None]
+    bare = [
+        r.format for r in predicted if "statistics" in (made.parts.of("k", r.k).basis, made.parts.of("v", r.v).basis)
+    ]
     if bare:
         notes.append(f"{', '.join(bare)}: no codec, predicted from statistics of the tensors alone")
     if not made.own:

@@ -115,11 +115,6 @@ class FormatQuality(Figures):
     seconds: float
     """Wall time of the runs of this format."""
 
-    @property
-    def parts_sum(self) -> float | None:
-        """KL predicted from K only plus V only."""
-        return None if self.k_only is None or self.v_only is None else self.k_only.kl_mean + self.v_only.kl_mean
-
 
 class Baseline(_Data):
     """The run with the untouched cache."""

@@ -1,7 +1,8 @@
-"""A tiny random Llama with a byte tokenizer, as transformers saves it. No download."""
+"""A tiny random Llama with a byte tokenizer, as transformers saves it, no download; the tool that fits the laws."""
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,17 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 256, "max_position_embeddings": 1024,
     "initializer_range": 0.3,
 }  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def fit_quality() -> Any:
+    """tools/fit_quality.py."""
+    path = Path(__file__).resolve().parents[2] / "tools" / "fit_quality.py"
+    spec = importlib.util.spec_from_file_location("fit_quality", path)
+    assert spec is not None and spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    return tool
 
 
 @pytest.fixture
