@@ -1,14 +1,18 @@
 """Predicted time of decode attention: t = fixed + bytes / rate per layer, rate a share of the GPU's read roof.
 
-Fixed time and share of each format stand in `times.json`, with their source: the project's first study, or a stored
-decode benchmark (`python tools/fit_times.py`), both on one H200 by CUDA graphs, head_dim 128, fused kernels. On other
-GPUs they are carried over: a prediction, never a measurement.
+A latent is read by all query heads, so that arithmetic counts too: t = fixed + bytes / rate + operations / their rate.
+Of the two ways to join them the sum is what was measured: with the larger of the two no rates fit both 16 heads (121 us
+at 64 x 4,096 tokens of 16 bit) and 128 (774 us at 16 x 32,768; `docs/results/validate_deepseek-v*.json`).
+
+The figures of each format stand in `times.json`, with their source: the project's first study, or stored benchmarks
+(`python tools/fit_times.py`), on one H200 by CUDA graphs, head_dim 128 unless said, fused kernels. On other GPUs they are
+carried over: a prediction, never a measurement.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
 
 READABLE_SHARE = 0.95
 """Measured read roof over the vendor's bandwidth on the H200 (4.56 of 4.8 TB/s), used where no roof was measured."""
+HEAD_DIM = 128
+"""What speeds of K and V are of, where they have no share for a head_dim of its own."""
 TIMES = Path(__file__).with_name("times.json")
 
 
@@ -34,12 +40,20 @@ class Speed:
         roof_share: steady-state share of the read roof.
         source: what the figures were measured by.
         worst_held_out_error: relative, over shapes that were not fitted; None where there were none.
+        flops_per_second: rate of the two products, in addition to the reading; None where reading hides them.
+        share_by_head_dim: `roof_share` of other head dimensions that were timed.
     """
 
     fixed_seconds: float
     roof_share: float
     source: str
     worst_held_out_error: float | None = None
+    flops_per_second: float | None = None
+    share_by_head_dim: dict[str, float] = field(default_factory=dict)
+
+    def at(self, head_dim: int) -> Speed:
+        """With the share of this head_dim."""
+        return replace(self, roof_share=self.share_by_head_dim.get(str(head_dim), self.roof_share))
 
 
 @cache
@@ -54,6 +68,11 @@ def pair_key(k: str, v: str) -> str:
     return k if k == v else f"{k} + {v}"
 
 
+def latent_key(spelling: str) -> str:
+    """The key of a latent's format in `times.json`."""
+    return f"latent {spelling}"
+
+
 def read_roof(device: DeviceSpec) -> float:
     """Bytes per second that a pure read reaches: measured if known, else a share of the vendor's bandwidth."""
     measured = device.measured_read_bandwidth_bytes_per_second
@@ -64,7 +83,7 @@ def layout_speed(layout: Layout) -> Speed | None:
     """The pair as it was measured, else mixed from its two formats by their bytes; None if one was never timed."""
     pair = measured_speeds().get(pair_key(*(t.spelling for t in layout.tensors)))
     if pair:
-        return pair
+        return pair.at(max(t.dim for t in layout.tensors))
     speeds = [tensor_speed(t) for t in layout.tensors]
     known = [s for s in speeds if s]
     if len(known) < len(speeds):
@@ -75,16 +94,24 @@ def layout_speed(layout: Layout) -> Speed | None:
 
 
 def latent_speed(group: CacheGroup) -> Speed | None:
-    """The speed of an MLA latent, `latent FORMAT` in `times.json`; None if it was never timed."""
+    """The speed of an MLA latent; None if it was never timed."""
     spellings = [t.spelling for t in group.layout.tensors if t.role == "latent"]
-    return measured_speeds().get(f"latent {spellings[0]}") if group.role == "latent" and spellings else None
+    return measured_speeds().get(latent_key(spellings[0])) if group.role == "latent" and spellings else None
 
 
 def tensor_speed(tensor: BoundTensor) -> Speed | None:
     """The speed of a cache with this format for K and V; where its scales lie makes no difference if they are few."""
     few_scales = not (tensor.group or tensor.asym or tensor.recent or tensor.rot or tensor.beyond_kernels)
     speeds = measured_speeds()
-    return speeds.get(tensor.spelling) or (speeds.get(tensor.number) if few_scales else None)
+    found = speeds.get(tensor.spelling) or (speeds.get(tensor.number) if few_scales else None)
+    return found and found.at(tensor.dim)
+
+
+def operations(group: CacheGroup, context: int, batch: int) -> int:
+    """Multiplications and additions of one layer's attention: logits of every channel, outputs of the values'."""
+    first, last = group.layout.tensors[0], group.layout.tensors[-1]
+    channels = first.dim + last.dim - last.rope_dim
+    return 2 * channels * group.q_heads * batch * group.law.rows(context)
 
 
 def attention_seconds(groups: tuple[CacheGroup, ...], context: int, batch: int, device: DeviceSpec) -> float | None:
@@ -101,5 +128,7 @@ def attention_seconds(groups: tuple[CacheGroup, ...], context: int, batch: int, 
             return None
         nbytes = sum(term.nbytes for terms in logical_terms(group, context, batch).values() for term in terms)
         total += group.layers * speed.fixed_seconds + nbytes / (speed.roof_share * roof)
+        if speed.flops_per_second:
+            total += group.layers * operations(group, context, batch) / speed.flops_per_second
         counted += group.layers
     return total if counted else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from kvplan_kernels.attention.variant import Variant
@@ -21,14 +22,19 @@ UNFUSED_ERROR = 0.03
 def fused_time(
     q: torch.Tensor, caches: Sequence[Cache], sm_scale: float, variant: Variant, *, fp8_domain: bool = False
 ) -> Timing:
-    """Main kernel and combine, on preallocated workspace and output."""
+    """Main kernel and combine, on preallocated workspace and output.
+
+    The work list is made beforehand: all layers of a step share it.
+    """
     kind = kind_in(caches[0].layout)
     out = q.new_empty(*q.shape[:2], kind.value_dim(caches[0].layout))
     space = kind.workspace(q, caches[0])
 
-    def call(cache: Cache) -> None:
-        kind.decode(q, cache, sm_scale=sm_scale, variant=variant, fp8_domain=fp8_domain, out=out, workspace=space)
+    def call(cache: Cache, work: torch.Tensor | None = space.tile_starts) -> None:
+        how: dict[str, Any] = {"fp8_domain": fp8_domain, "out": out, "workspace": space, "work": work}
+        kind.decode(q, cache, sm_scale=sm_scale, variant=variant, **how)
 
+    call(caches[0], None)
     return graph_time([partial(call, cache) for cache in caches])
 
 

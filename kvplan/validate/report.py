@@ -44,6 +44,8 @@ class ValidationRequest(_Data):
     """Formats of `--kv all` that this model's geometry has no kernel for, with the reason."""
     notes: tuple[str, ...] = ()
     """What was made smaller than usual, and why."""
+    layer_group: str | None = None
+    """The layer group that was asked for; null: the first that kernels read and that keeps all tokens."""
 
 
 class DeviceInfo(_Data):

@@ -111,8 +111,10 @@ class Attention(Kind):
         fp8_domain: bool = False,
         out: Tensor | None = None,
         workspace: Workspace | None = None,
+        work: Tensor | None = None,
     ) -> Tensor:
-        return decode(q, cache, sm_scale=sm_scale, variant=variant, fp8_domain=fp8_domain, out=out, workspace=workspace)
+        shared = {"out": out, "workspace": workspace, "work": work}
+        return decode(q, cache, sm_scale=sm_scale, variant=variant, fp8_domain=fp8_domain, **shared)
 
     def workspace(self, q: Tensor, cache: Cache) -> Workspace:
         return make_workspace(q, cache)

@@ -140,8 +140,9 @@ class Kind(ABC):
         fp8_domain: bool = False,
         out: Tensor | None = None,
         workspace: Workspace | None = None,
+        work: Tensor | None = None,
     ) -> Tensor:
-        """The fused kernel: q (B, HQ, Dk) -> (B, HQ, Dv)."""
+        """The fused kernel: q (B, HQ, Dk) -> (B, HQ, Dv); `work` is what an earlier call left in `workspace`."""
 
     @abstractmethod
     def workspace(self, q: Tensor, cache: Cache) -> Workspace:

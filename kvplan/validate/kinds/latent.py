@@ -118,9 +118,10 @@ class Latent(Kind):
         fp8_domain: bool = False,
         out: Tensor | None = None,
         workspace: Workspace | None = None,
+        work: Tensor | None = None,
     ) -> Tensor:
         assert not fp8_domain
-        return latent_decode(q, cache, sm_scale=sm_scale, variant=variant, out=out, workspace=workspace)
+        return latent_decode(q, cache, sm_scale=sm_scale, variant=variant, out=out, workspace=workspace, work=work)
 
     def workspace(self, q: Tensor, cache: Cache) -> Workspace:
         return make_latent_workspace(q, cache)
