@@ -1,7 +1,7 @@
 """Fit the recommender's time model to the stored benchmarks of decode and of latents: python tools/fit_times.py
 
-Formats that no benchmark has keep what they had. `python tools/fit_times.py --validations` adds formats without any speed
-from stored validations of one shape, with the fixed time of 16 bit.
+Formats that no benchmark has keep what they had. `python tools/fit_times.py --validations` adds formats without any
+speed from stored validations of one shape, with the fixed time of 16 bit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`kvplan recommend --verify`: the recommended and the runner-up run on this machine, and the verdict held to it.
 
-`--verify-all` runs every format that has kernels and holds the time model to them. A model with windows has several layer
-groups, and each is run: a step reads all of them. The measurement is one function from (request, spec, source, file) to
-a validation report, so that a test can put another in its place; everything else here compares.
+`--verify-all` runs every format that has kernels and holds the time model to them. A model with windows has several
+layer groups, and each is run: a step reads all of them. The measurement is one function from (request, spec, source,
+file) to a validation report, so that a test can put another in its place; everything else here compares.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def measure(request: Any, spec: Any, source: str, file: Path | None) -> Any:
         if report.complete:
             return report
     with Bar(len(request.formats)) as bar:
-        for report in start(request, spec, source, shlex.join(["kvplan", *sys.argv[1:]]), bar.say, report):
+        for found in start(request, spec, source, shlex.join(["kvplan", *sys.argv[1:]]), bar.say, report):
+            report = found
             bar.advance()
             if file is not None:
                 report.save(file)
@@ -154,9 +155,8 @@ def predicted_seconds(report: Any, text: str, spec: ModelSpec, device: DeviceSpe
     fields = {"latent": text} if latent else dict(zip("kv", formats_of(text), strict=True))
     r = report.request
     resolved = resolve(PlanRequest(model=spec.id, context=r.context, batch=r.batch, **fields), spec)  # type: ignore[arg-type]
-    groups = tuple(g for g in resolved.groups if g.name == report.layer_group)
-    seconds = attention_seconds(groups, r.context, r.batch, device) if groups else None
-    return None if seconds is None else seconds / sum(g.layers for g in groups)
+    seconds = attention_seconds(resolved, device, report.layer_group)
+    return None if seconds is None else seconds / int(report.layers)
 
 
 def _words(c: Candidate) -> str:

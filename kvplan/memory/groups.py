@@ -94,7 +94,6 @@ class CacheGroup:
         law: rows kept for n tokens.
         source: where its numbers come from, for the breakdown.
         origin: the same for each factor.
-        q_heads: query heads of a rank that read a row; 0 where nothing is read by attention.
     """
 
     name: str
@@ -104,7 +103,6 @@ class CacheGroup:
     law: RowLaw
     source: str
     origin: Origin
-    q_heads: int = 0
 
     @property
     def formats(self) -> dict[str, str]:
@@ -215,8 +213,7 @@ def _bound(
         law = replace(law, ranks=sharding.dcp)
     batch = "batch" if sharding.dp == 1 else f"ceil(batch / dp {sharding.dp})"
     source = f"spec {spec.id}, layer group {group.name}"
-    q_heads = max(1, (getattr(group, "q_heads", 0) or 0) // tp) if role in ("kv", "latent") else 0
-    return CacheGroup(name, role, layers, layout, law, source, Origin(origin, heads, width, batch), q_heads)
+    return CacheGroup(name, role, layers, layout, law, source, Origin(origin, heads, width, batch))
 
 
 def _law(group: AttentionGroup | LatentGroup) -> RowLaw:

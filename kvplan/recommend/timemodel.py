@@ -5,8 +5,8 @@ Of the two ways to join them the sum is what was measured: with the larger of th
 at 64 x 4,096 tokens of 16 bit) and 128 (774 us at 16 x 32,768; `docs/results/validate_deepseek-v*.json`).
 
 The figures of each format stand in `times.json`, with their source: the project's first study, or stored benchmarks
-(`python tools/fit_times.py`), on one H200 by CUDA graphs, head_dim 128 unless said, fused kernels. On other GPUs they are
-carried over: a prediction, never a measurement.
+(`python tools/fit_times.py`), on one H200 by CUDA graphs, head_dim 128 unless said, fused kernels. On other GPUs they
+are carried over: a prediction, never a measurement.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvplan.formats.layout import BoundTensor
+from kvplan.memory.groups import shares_rows
 from kvplan.memory.terms import logical_terms
+from kvplan.specs.groups import LatentGroup
 
 if TYPE_CHECKING:
     from kvplan.formats.layout import Layout
     from kvplan.memory.groups import CacheGroup
+    from kvplan.plan import Resolved
     from kvplan.specs.device import DeviceSpec
 
 READABLE_SHARE = 0.95
@@ -107,21 +110,17 @@ def tensor_speed(tensor: BoundTensor) -> Speed | None:
     return found and found.at(tensor.dim)
 
 
-def operations(group: CacheGroup, context: int, batch: int) -> int:
-    """Multiplications and additions of one layer's attention: logits of every channel, outputs of the values'."""
-    first, last = group.layout.tensors[0], group.layout.tensors[-1]
-    channels = first.dim + last.dim - last.rope_dim
-    return 2 * channels * group.q_heads * batch * group.law.rows(context)
-
-
-def attention_seconds(groups: tuple[CacheGroup, ...], context: int, batch: int, device: DeviceSpec) -> float | None:
-    """Decode attention of one step over all layers of one rank; None if a format in it was never timed.
+def attention_seconds(resolved: Resolved, device: DeviceSpec, layer_group: str | None = None) -> float | None:
+    """Decode attention of one step over all layers of one rank, or of one layer group; None if a format in it was
+    never timed.
 
     Covers K and V, and latents whose row has been timed: states and index keys have no timed kernel.
     """
+    context, batch = resolved.request.context, resolved.sequences
+    assert context is not None
     roof, total, counted = read_roof(device), 0.0, 0
-    for group in groups:
-        if group.role == "state":
+    for group in resolved.groups:
+        if group.role == "state" or layer_group not in (None, group.name):
             continue
         speed = layout_speed(group.layout) if group.role == "kv" else latent_speed(group)
         if speed is None:
@@ -129,6 +128,17 @@ def attention_seconds(groups: tuple[CacheGroup, ...], context: int, batch: int, 
         nbytes = sum(term.nbytes for terms in logical_terms(group, context, batch).values() for term in terms)
         total += group.layers * speed.fixed_seconds + nbytes / (speed.roof_share * roof)
         if speed.flops_per_second:
-            total += group.layers * operations(group, context, batch) / speed.flops_per_second
+            total += group.layers * _latent_operations(resolved, group, context) / speed.flops_per_second
         counted += group.layers
     return total if counted else None
+
+
+def _latent_operations(resolved: Resolved, group: CacheGroup, context: int) -> int:
+    """Multiplications and additions of one layer on one rank: logits of all channels, outputs of the values'."""
+    sharding, latent = resolved.sharding, group.layout.tensors[0]
+    of_spec = resolved.spec.group(group.name.removeprefix("mtp-").partition("[")[0])
+    assert isinstance(of_spec, LatentGroup) and of_spec.q_heads is not None
+    # Ranks that share rows gather their queries: each attends with the heads of all of them.
+    gathered = sharding.dcp if shares_rows(of_spec) else 1
+    heads = max(1, of_spec.q_heads * gathered // sharding.attention_tp)
+    return 2 * (2 * latent.dim - latent.rope_dim) * heads * resolved.sequences * group.law.rows(context)

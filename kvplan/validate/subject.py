@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvplan.errors import UnsupportedError
+from kvplan.errors import UnsupportedError, UsageError
 from kvplan.memory.groups import CacheGroup
 from kvplan.plan import PlanRequest, compose, resolve
 from kvplan.specs.groups import AttentionGroup, LatentGroup

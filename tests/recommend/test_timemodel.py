@@ -80,20 +80,20 @@ def test_what_has_no_part_in_the_time_is_left_out() -> None:
 
 
 def test_other_head_dims_have_a_share_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = report()
+    bench = report()
     nbytes = 2 * 136 * 8 * 524288
     row = {"k": "int4,asym", "v": "int4,asym", "use": "unstudied", "dim": 256, "bytes": nbytes}
-    found["rows"].append(row | {"seconds": 8e-6 + nbytes / (0.8 * ROOF)})
-    speeds = fit(found, "here")
+    bench["rows"].append(row | {"seconds": 8e-6 + nbytes / (0.8 * ROOF)})
+    speeds = fit(bench, "here")
     assert speeds["int4,asym"].share_by_head_dim == {"256": pytest.approx(0.8)}
     assert speeds["int4,asym"].at(256).roof_share == pytest.approx(0.8)
     assert speeds["int4,asym"].at(64).roof_share == pytest.approx(0.95)
     monkeypatch.setattr(timemodel, "measured_speeds", lambda: speeds)
     resolved = resolve(PlanRequest(model="gemma-3-12b", context=32768, batch=16, kv="int4:token,asym"))
-    full = tuple(g for g in resolved.groups if g.name == "full")
     roof = timemodel.read_roof(load_device("h200"))
     read = 264 * 8 * 16 * 32768
-    assert attention_seconds(full, 32768, 16, load_device("h200")) == pytest.approx(8 * (8e-6 + read / (0.8 * roof)))
+    found = attention_seconds(resolved, load_device("h200"), "full")
+    assert found == pytest.approx(8 * (8e-6 + read / (0.8 * roof)))
 
 
 def test_a_fixed_time_is_never_negative() -> None:
@@ -107,7 +107,7 @@ def test_a_fixed_time_is_never_negative() -> None:
 
 def seconds(**formats: str) -> float | None:
     resolved = resolve(PlanRequest(model="llama-3.1-8b", context=32768, batch=16, **formats))  # type: ignore[arg-type]
-    return attention_seconds(resolved.groups, 32768, 16, load_device("h200"))
+    return attention_seconds(resolved, load_device("h200"))
 
 
 def test_a_measured_pair_is_predicted_and_others_are_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,15 +142,19 @@ def test_the_stored_speeds_are_the_stored_benchmark_s() -> None:
 
 def test_a_latent_is_predicted_once_its_row_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     resolved = resolve(PlanRequest(model="deepseek-v2-lite", context=32768, batch=16, latent="fp8_ds_mla"))
-    assert attention_seconds(resolved.groups, 32768, 16, load_device("h200")) is None
+    assert attention_seconds(resolved, load_device("h200")) is None
     speeds = measured_speeds() | {"latent fp8_ds_mla": Speed(1e-5, 0.5, "here", flops_per_second=1e14)}
     monkeypatch.setattr(timemodel, "measured_speeds", lambda: speeds)
-    found = attention_seconds(resolved.groups, 32768, 16, load_device("h200"))
+    found = attention_seconds(resolved, load_device("h200"))
     roof, tokens = timemodel.read_roof(load_device("h200")), 16 * 32768
     assert found == pytest.approx(27 * (1e-5 + 656 * tokens / (0.5 * roof) + 2 * 1088 * 16 * tokens / 1e14))
     # Ranks that share the 128 heads of DeepSeek-V3 read the same rows and multiply less.
     one, eight = (
         resolve(PlanRequest(model="deepseek-v3", context=32768, batch=16, latent="fp8_ds_mla", tp=tp)) for tp in (1, 8)
     )
-    whole, rank = (attention_seconds(r.groups, 32768, 16, load_device("h200")) or 0.0 for r in (one, eight))
+    whole, rank = (attention_seconds(r, load_device("h200")) or 0.0 for r in (one, eight))
     assert whole - rank == pytest.approx(61 * 2 * 1088 * 112 * tokens / 1e14)
+    # Ranks that share the rows gather the queries of all heads.
+    shared = resolve(PlanRequest(model="deepseek-v3", context=32768, batch=16, latent="fp8_ds_mla", tp=8, dcp=8))
+    eighth = attention_seconds(shared, load_device("h200")) or 0.0
+    assert eighth - 61e-5 == pytest.approx((whole - 61e-5) / 8)

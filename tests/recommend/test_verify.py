@@ -78,9 +78,7 @@ def second(result: Recommendation) -> str:
     return str(c.k) if c.k == c.v else f"{c.k} / {c.v}"
 
 
-def on_cuda(
-    result: Recommendation, how: Any, monkeypatch: pytest.MonkeyPatch, every: Path | None = None
-) -> Verified:
+def on_cuda(result: Recommendation, how: Any, monkeypatch: pytest.MonkeyPatch, every: Path | None = None) -> Verified:
     """As on a machine with a GPU of the right size."""
     from kvplan.validate import device
 
@@ -173,20 +171,19 @@ def test_every_format_with_kernels(tight: Recommendation, tmp_path: Path, monkey
     found = on_cuda(tight, machine({"int8": predicted(tight)}, seen), monkeypatch, tmp_path)
     names = [r.format for r in found.rows]
     assert names[:2] == ["int8", second(tight)] and sorted(names) == sorted(seen[0].formats)
-    assert len(names) > len(EVERY) and seen[0].phases == ("decode",)
+    assert len(names) > len(EVERY) > 20 and seen[0].phases == ("decode",)
     # All but int8 take 1 ms here.
     assert "int8 (attention)" not in found.comparison.wide and "int4,asym (attention)" in found.comparison.wide
     assert found.verdict == "confirmed" and not found.comparison.holds
 
 
 @pytest.mark.parametrize("model", ["deepseek-v2-lite", "mistral-7b-v0.1"])
-def test_every_format_of_other_models_is_predicted(
-    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_format_of_other_models_is_predicted(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from kvplan.recommend import timemodel
 
     latents = {f"latent {f}": timemodel.Speed(1e-5, 0.9, "here", None, 2e14) for f in ("bf16", "fp8_ds_mla")}
-    monkeypatch.setattr(timemodel, "measured_speeds", lambda s=timemodel.measured_speeds(): s | latents)
+    speeds = timemodel.measured_speeds() | latents
+    monkeypatch.setattr(timemodel, "measured_speeds", lambda: speeds)
     result = recommend(RecommendRequest(model=model, gpu="h200", context=4096, concurrency=64))
     found = on_cuda(result, machine({}), monkeypatch, tmp_path)
     assert len(found.rows) >= 2 and not found.comparison.unpredicted

@@ -1,8 +1,8 @@
 """`python -m kvplan_kernels.bench.latent --json FILE`: decode of MLA latents timed on this GPU.
 
-Main kernel and combine, by CUDA-graph replays over caches that rotate; the work list is made beforehand, as serving does
-once per step. Rows that are `main` fit the recommender's time model (`tools/fit_times.py`), those `held out` judge it.
-That the kernels are right is what `kvplan validate` and the tests show.
+Main kernel and combine, by CUDA-graph replays over caches that rotate; the work list is made beforehand, as serving
+does once per step. Rows that are `main` or `short` fit the recommender's time model (`tools/fit_times.py`), those
+`held out` judge it. That the kernels are right is what `kvplan validate` and the tests show.
 """
 
 from __future__ import annotations

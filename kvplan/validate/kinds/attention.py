@@ -113,8 +113,9 @@ class Attention(Kind):
         workspace: Workspace | None = None,
         work: Tensor | None = None,
     ) -> Tensor:
-        shared = {"out": out, "workspace": workspace, "work": work}
-        return decode(q, cache, sm_scale=sm_scale, variant=variant, fp8_domain=fp8_domain, **shared)
+        return decode(
+            q, cache, sm_scale=sm_scale, variant=variant, fp8_domain=fp8_domain, out=out, work=work, workspace=workspace
+        )  # fmt: skip
 
     def workspace(self, q: Tensor, cache: Cache) -> Workspace:
         return make_workspace(q, cache)
