@@ -39,6 +39,9 @@ from kvplan.units import check_count, parse_count
     "--price", metavar="G=X", multiple=True, help="Price per hour of a GPU, your own; ranks a fleet by price."
 )
 @click.option("--verify", is_flag=True, help="Validate the recommended and the runner-up on this machine's GPU.")
+@click.option("--verify-all", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
+              help="As --verify, for every format with kernels: the time model is held to them. DIR keeps the "
+              "validations, and a second run goes on with them.")  # fmt: skip
 @click.option("--out", type=click.Path(path_type=Path), help="Write the chosen configuration here, as YAML.")
 @json_option
 def command(
@@ -54,6 +57,7 @@ def command(
     validation: Path | None,
     price: tuple[str, ...],
     verify: bool,
+    verify_all: Path | None,
     out: Path | None,
     as_json: bool,
     **more: Any,
@@ -62,7 +66,7 @@ def command(
 
     Capacity, attention latency and end-to-end throughput are three results, never mixed; each figure of quality says
     what kind of evidence it is. With --engine only formats that the engine has are considered, sized by its own rules.
-    Exit code 6: with --verify, this machine did not confirm the verdict.
+    Exit code 6: this machine did not confirm the verdict (--verify), or not every prediction (--verify-all).
 
     \b
     Examples:
@@ -84,4 +88,4 @@ def command(
         slo_itl_ms=slo_itl,
         **more,
     )
-    return run(request, Asked(evidence, tensors, validation, price, verify, out, as_json))
+    return run(request, Asked(evidence, tensors, validation, price, verify, verify_all, out, as_json))

@@ -22,6 +22,7 @@ class Asked:
     validation: Path | None = None
     price: tuple[str, ...] = ()
     verify: bool = False
+    verify_all: Path | None = None
     out: Path | None = None
     as_json: bool = False
 
@@ -36,8 +37,8 @@ def run(request: RecommendRequest, asked: Asked) -> int:
         raise UsageError("no GPU is named", "give --gpu G, or --gpu auto for this machine's")
     if asked.out is not None and not asked.out.absolute().parent.is_dir():
         raise InputError(f"cannot write {asked.out}: its folder does not exist", "create it or choose another file")
-    one = len(gpus) == 1
-    if not one and (asked.verify or asked.out or asked.validation):
+    one, verifies = len(gpus) == 1, asked.verify or asked.verify_all is not None
+    if not one and (verifies or asked.out or asked.validation):
         raise UsageError("--verify, --validation and --out are for one GPU, and several are given", "give one --gpu")
     if one and prices:
         raise UsageError("a price ranks several GPUs, and one is given", "give --gpu G,G, or drop --price")
@@ -50,12 +51,12 @@ def run(request: RecommendRequest, asked: Asked) -> int:
     result = ask(gpus[0])
     if asked.out is not None and result.recommended is not None:
         asked.out.write_text(result.recommended.config, encoding="utf-8")
-    if not asked.verify:
+    if not verifies:
         _show(result, asked.as_json)
         return ExitCode.OK
     from kvplan.cli.verify import verify
 
-    return verify(result, asked.as_json, lambda: _show(result, False))
+    return verify(result, asked.as_json, lambda: _show(result, False), asked.verify_all)
 
 
 def _asker(request: RecommendRequest, asked: Asked) -> Callable[[str], Recommendation]:

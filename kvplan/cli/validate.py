@@ -33,6 +33,8 @@ DEFAULT_SEED = 1
               help="What to run on each format's cache; repeat it for several.")  # fmt: skip
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", show_default=True,
               help="cpu: the same kernels in Triton's interpreter, small shapes, correctness only.")  # fmt: skip
+@click.option("--layer-group", metavar="NAME",
+              help="Layer group that runs, of a model with several; default one that keeps all tokens.")  # fmt: skip
 @click.option("--page-size", metavar="N", help="Tokens per page; default 128.")
 @click.option("--seed", type=int, default=DEFAULT_SEED, show_default=True, help="Seed of the synthetic tensors.")
 @click.option("--tensors", type=click.Path(path_type=Path),
@@ -50,6 +52,7 @@ def command(
     latents: tuple[str, ...],
     phases: tuple[PhaseName, ...],
     device: str,
+    layer_group: str | None,
     page_size: str | None,
     seed: int,
     tensors: Path | None,
@@ -92,6 +95,7 @@ def command(
         latents=latents,
         phases=phases,
         device=device,
+        layer_group=layer_group,
         page_size=parse_count(page_size, "page size") if page_size else None,
         seed=seed,
         tensors=None if tensors is None else str(tensors),
@@ -141,7 +145,7 @@ def _request(spec: ModelSpec, given: frozenset[str], **words: Any) -> Validation
         from kvplan.validate.captured import load
         from kvplan.validate.subject import choose_group
 
-        load(Path(request.tensors_file), choose_group(spec))
+        load(Path(request.tensors_file), choose_group(spec, request.layer_group))
     free = free_bytes(request.device)
     return request if free is None else fit(request, spec, free, given)
 

@@ -1,59 +1,108 @@
-"""Fits the time model to a stored decode benchmark: per format, t = fixed + bytes / rate.
+"""Fits the time model to stored benchmarks: per format, t = fixed + bytes / rate, for latents also + operations / rate.
 
-Least squares in relative error over the shapes that the benchmark calls `main`: head_dim 128, four query heads per KV
-head, a consecutive page table. Shapes that it calls `held out` judge the fit.
+Least squares in relative error over the shapes that the benchmark calls `main` and, so that small windows are met too,
+`short`: head_dim 128, four query heads per KV head, a consecutive page table. Shapes that it calls `held out` judge the
+fit. One more shape gives the share of each other head_dim that was timed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from itertools import combinations
 from typing import Any
 
-from kvplan.recommend.timemodel import Speed, pair_key
+from kvplan.recommend.timemodel import HEAD_DIM, Speed, latent_key, pair_key
 
-Rows = dict[str, list[tuple[float, float]]]
-"""Format to (bytes, seconds)."""
+FITTED = ("main", "short")
+Point = tuple[float, float, float]
+"""Bytes read, operations (0 where they have no part in the model), seconds."""
 
 
 def fit(report: dict[str, Any], source: str) -> dict[str, Speed]:
     """Fixed time and share of the read roof of every format with two shapes of different sizes.
 
     Args:
-        report: a `kvplan.decode_bench/1` file.
+        report: a `kvplan.decode_bench/1` or `kvplan.latent_bench/1` file.
         source: where the report lies, for the reader.
     """
     roof = report["roof"]["bytes_per_second"]
     judges = _points(report, "held out")
     found = {}
-    for key, points in _points(report, "main").items():
-        if len({nbytes for nbytes, _ in points}) < 2:
+    for key, points in _points(report, *FITTED).items():
+        if len({nbytes for nbytes, _, _ in points}) < 2:
             continue
-        fixed, slope = _line(points)
-        errors = [abs((fixed + slope * n) / t - 1) for n, t in judges.get(key, [])]
-        held_out = max(errors, default=None)
+        fixed, per_byte, per_operation = _plane(points)
+        errors = [abs((fixed + per_byte * n + per_operation * f) / t - 1) for n, f, t in judges.get(key, [])]
         found[key] = Speed(
-            fixed_seconds=fixed, roof_share=1 / (slope * roof), source=source, worst_held_out_error=held_out
+            fixed_seconds=fixed,
+            roof_share=1 / (per_byte * roof),
+            source=source,
+            worst_held_out_error=max(errors, default=None),
+            flops_per_second=1 / per_operation if per_operation else None,
+            share_by_head_dim=_other_head_dims(report, key, fixed, roof),
         )
     return found
 
 
-def _points(report: dict[str, Any], use: str) -> Rows:
-    found: Rows = {}
+def _other_head_dims(report: dict[str, Any], key: str, fixed: float, roof: float) -> dict[str, float]:
+    """Share of the roof of each other head_dim, from its one shape and the fixed time."""
+    return {
+        str(row["dim"]): row["bytes"] / ((row["seconds"] - fixed) * roof)
+        for row in report["rows"]
+        if row.get("dim", HEAD_DIM) != HEAD_DIM and row["seconds"] and _key(row) == key
+    }
+
+
+def _points(report: dict[str, Any], *uses: str) -> dict[str, list[Point]]:
+    found: dict[str, list[Point]] = {}
     for row in report["rows"]:
-        if row["use"] == use and row["seconds"]:
-            found.setdefault(pair_key(row["k"], row["v"]), []).append((row["bytes"], row["seconds"]))
+        if row["use"] in uses and row["seconds"]:
+            found.setdefault(_key(row), []).append((row["bytes"], row.get("flops", 0), row["seconds"]))
     return found
 
 
-def _line(points: Iterable[tuple[float, float]]) -> tuple[float, float]:
-    """(a, b) that make the sum of ((a + b * bytes) / seconds - 1)^2 least, a not negative."""
-    pairs = [(1 / t, n / t) for n, t in points]
-    uu, uw, ww = (sum(x * y for x, y in found) for found in _products(pairs))
-    u, w = (sum(column) for column in zip(*pairs, strict=True))
-    determinant = uu * ww - uw * uw
-    fixed = (u * ww - w * uw) / determinant
-    return (fixed, (w * uu - u * uw) / determinant) if fixed > 0 else (0.0, w / ww)
+def _key(row: dict[str, Any]) -> str:
+    return latent_key(row["latent"]) if "latent" in row else pair_key(row["k"], row["v"])
 
 
-def _products(pairs: list[tuple[float, float]]) -> tuple[list[tuple[float, float]], ...]:
-    return [(u, u) for u, _ in pairs], pairs, [(w, w) for _, w in pairs]
+def _plane(points: Sequence[Point]) -> Point:
+    """(a, b, c), a and c not negative and b positive, that make the sum of ((a + b bytes + c flops) / t - 1)^2 least.
+
+    The best of the solutions with any of a and c left out: a positive one among them is the constrained least.
+    """
+    columns = [(1 / t, n / t, f / t) for n, f, t in points]
+    best: tuple[float, Point] | None = None
+    for used in ((1, *rest) for size in (2, 1, 0) for rest in combinations((0, 2), size)):
+        solved = _least_squares([[row[i] for i in used] for row in columns])
+        if solved is None or min(solved) <= 0:
+            continue
+        full = dict(zip(used, solved, strict=True))
+        answer = (full.get(0, 0.0), full[1], full.get(2, 0.0))
+        error = sum((sum(x * y for x, y in zip(answer, row, strict=True)) - 1) ** 2 for row in columns)
+        if best is None or error < best[0]:
+            best = error, answer
+    assert best is not None, "bytes alone always have a positive rate"
+    return best[1]
+
+
+def _least_squares(rows: list[list[float]]) -> list[float] | None:
+    """x that makes the sum of (row . x - 1)^2 least, by Gram-Schmidt; None where the columns depend on each other."""
+    basis: list[list[float]] = []
+    triangle: list[list[float]] = []
+    for column in (list(c) for c in zip(*rows, strict=True)):
+        left, parts = column, []
+        for q in basis:
+            part = sum(x * y for x, y in zip(q, left, strict=True))
+            left = [x - part * y for x, y in zip(left, q, strict=True)]
+            parts.append(part)
+        norm = sum(x * x for x in left) ** 0.5
+        if norm <= 1e-9 * sum(x * x for x in column) ** 0.5 or not norm:
+            return None
+        basis.append([x / norm for x in left])
+        triangle.append([*parts, norm])
+    answer: list[float] = []
+    for i in reversed(range(len(basis))):
+        # Row i of the triangle holds what column j > i has of basis vector i.
+        known = sum(triangle[j][i] * answer[len(basis) - 1 - j] for j in range(i + 1, len(basis)))
+        answer.append((sum(basis[i]) - known) / triangle[i][i])
+    return answer[::-1]

@@ -55,14 +55,12 @@ class Measured:
 
 def attention(resolved: Resolved, device: DeviceSpec, measured: Measured | None = None) -> tuple[float | None, str]:
     """Seconds of decode attention in one step on the fullest rank, and where they come from."""
-    context = resolved.request.context
-    assert context is not None
     found = measured.of(resolved) if measured else None
     if found is not None and measured is not None:
         return found, f"measured: {measured.source}"
     if resolved.engine:
         return None, ENGINE
-    seconds = attention_seconds(resolved.groups, context, resolved.sequences, device)
+    seconds = attention_seconds(resolved, device)
     return (seconds, PREDICTED) if seconds is not None else (None, UNTIMED)
 
 

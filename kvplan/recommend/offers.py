@@ -90,7 +90,7 @@ def compare_formats(request: PlanRequest, spec: ModelSpec, device: DeviceSpec | 
             continue
         seconds = None
         if device and request.context and request.engine is None:
-            seconds = attention_seconds(resolved.groups, request.context, plan.request.batch, device)
+            seconds = attention_seconds(resolved, device)
         asked = plan.request
         quality = None if asked.layers else evidence.of(asked.k, asked.v, asked.latent)
         yield FormatRow(name, plan, quality.kl if quality else None, seconds)

@@ -63,7 +63,7 @@ class Filled:
 
 def fill(run: Session, fmt: str) -> Filled:
     """Prove the format on a small cache, then write the whole one and count its bytes."""
-    plan = planned(run.spec, fmt, run.request.context, run.request.batch, run.request.page_size)
+    plan = planned(run.spec, fmt, run.request.context, run.request.batch, run.request.page_size, run.group)
     layout = plan.group(run.group.name).layout
     dtype, seed = DTYPES[run.request.dtype], run.request.seed + 1
     small = small_case(

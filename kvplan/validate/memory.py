@@ -61,11 +61,12 @@ PHASE_BYTES: dict[PhaseName, Callable[[Geometry, int, int], int]] = {
 
 def memory_needed(request: ValidationRequest, spec: ModelSpec) -> int:
     """Bytes of device memory at the peak: originals, fp64 scratch, one layer's cache and the hungriest phase."""
-    group = choose_group(spec)
+    group = choose_group(spec, request.layer_group)
     g = geometry(group, request.context, request.batch)
     row = g.row_bytes
     dense = g.batch * g.tokens * row
-    held = max(planned(spec, f, request.context, request.batch, request.page_size).held_bytes for f in request.formats)
+    asked = (request.context, request.batch, request.page_size, group)
+    held = max(planned(spec, f, *asked).held_bytes for f in request.formats)
     cache = cdiv(held, len(spec.positions(group)))
     # The 16-bit baseline of decode is measured in every run.
     phases = {"decode", *request.phases}

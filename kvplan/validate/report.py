@@ -46,6 +46,8 @@ class ValidationRequest(_Data):
     """Whether launch shapes may be searched on a GPU that the table of them was not measured on."""
     notes: tuple[str, ...] = ()
     """What was made smaller than usual, and why."""
+    layer_group: str | None = None
+    """The layer group that was asked for; null: the first that kernels read and that keeps all tokens."""
 
 
 class DeviceInfo(_Data):

@@ -9,7 +9,7 @@ from kvplan.formats.grammar import PLAIN, parse_any
 from kvplan.specs.model import ModelSpec
 from kvplan.units import check_count
 from kvplan.validate.candidates import ALL
-from kvplan.validate.kinds.base import Kind
+from kvplan.validate.kinds.base import Group, Kind
 from kvplan.validate.kinds.table import kind_of
 from kvplan.validate.report import PHASES, PhaseName, ValidationRequest
 from kvplan.validate.subject import choose_group, planned
@@ -32,6 +32,7 @@ def make_request(
     tensors: str | None = None,
     phases: Sequence[PhaseName] = ("decode",),
     tune: bool = True,
+    layer_group: str | None = None,
 ) -> ValidationRequest:
     """Fill in every default and refuse what cannot run.
 
@@ -41,9 +42,10 @@ def make_request(
         tensors: path of a capture file for the format errors.
         phases: what to run on each cache; always in the order of `PHASES`.
         tune: whether launch shapes may be searched on a GPU that the table was not measured on.
+        layer_group: name of the group that runs; without it the first that kernels read and that keeps all tokens.
 
     Raises:
-        UsageError: a context above the model's maximum, or too large for the interpreter.
+        UsageError: no such group, a context above the model's maximum, or too large for the interpreter.
         UnsupportedError: a model or format without kernels.
     """
     cpu = device == "cpu"
@@ -64,7 +66,7 @@ def make_request(
         raise UnsupportedError(
             f"{spec.id} is {spec.native_dtype}; the kernels read fp16 and bf16 rows", "pick a 16-bit model"
         )
-    group = choose_group(spec)
+    group = choose_group(spec, layer_group)
     kind = kind_of(group)
     _check_phases(spec, kind, phases)
     usual = () if latents else kind.usual(group)
@@ -72,10 +74,10 @@ def make_request(
     named += [parse_any(f).spelling for f in _own(spec, kind, latents) if f != ALL]
     refused: dict[str, str] = {}
     if ALL in (*formats, *latents):
-        every, refused = split_by_model(spec, context, batch, page_size)
+        every, refused = split_by_model(spec, group, context, batch, page_size)
         named += [kind.carried(f, spec) for f in every]
     chosen = list(dict.fromkeys([dtype, *(_sixteen(f, dtype) for f in named)]))
-    plans = [planned(spec, f, context, batch, page_size) for f in chosen]
+    plans = [planned(spec, f, context, batch, page_size, group) for f in chosen]
     for plan in plans:
         kind.check(plan.group(group.name).layout, plan.page_size)
     return ValidationRequest(
@@ -91,6 +93,7 @@ def make_request(
         phases=tuple(p for p in PHASES if p in phases),
         not_for_model=refused,
         tune=tune,
+        layer_group=layer_group,
     )
 
 
@@ -99,14 +102,13 @@ def _default_context(spec: ModelSpec, cpu: bool) -> int:
 
 
 def split_by_model(
-    spec: ModelSpec, context: int, batch: int, page_size: int | None
+    spec: ModelSpec, group: Group, context: int, batch: int, page_size: int | None
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """The candidates of `all` that this model's geometry can have, and the others with the reason."""
-    group, good, bad = choose_group(spec), [], {}
-    kind = kind_of(group)
+    kind, good, bad = kind_of(group), [], {}
     for text in kind.every(group):
         try:
-            plan = planned(spec, text, context, batch, page_size)
+            plan = planned(spec, text, context, batch, page_size, group)
             kind.check(plan.group(group.name).layout, plan.page_size)
             good.append(text)
         except (UnsupportedError, UsageError) as error:

@@ -13,20 +13,29 @@ AGAIN = "leave --resume out to start again"
 
 
 def read_previous(path: Path) -> ValidationReport:
-    """The report in a file.
+    """The unfinished report in a file.
 
     Raises:
         InputError: there is none, or nothing is left to do.
     """
+    report = read_report(path)
+    if report.complete:
+        raise InputError(f"{path} is complete, nothing is left to run", f"kvplan show {path} draws it; {AGAIN}")
+    return report
+
+
+def read_report(path: Path) -> ValidationReport:
+    """The report in a file, finished or not.
+
+    Raises:
+        InputError: there is none.
+    """
     try:
-        report = ValidationReport.model_validate_json(path.read_text(encoding="utf-8"))
+        return ValidationReport.model_validate_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}", f"it is the file of --out; {AGAIN}") from None
     except (ValidationError, UnicodeDecodeError):
         raise InputError(f"{path} is no validation report of this version", AGAIN) from None
-    if report.complete:
-        raise InputError(f"{path} is complete, nothing is left to run", f"kvplan show {path} draws it; {AGAIN}")
-    return report
 
 
 def check_same(previous: ValidationReport, request: ValidationRequest, device: DeviceInfo) -> None:

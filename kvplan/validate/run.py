@@ -32,7 +32,7 @@ def validate(
     Args:
         previous: an unfinished report of the same request on the same device: its results and baselines are kept.
     """
-    group = choose_group(spec)
+    group = choose_group(spec, request.layer_group)
     kind = kind_of(group)
     shape = geometry(group, request.context, request.batch)
     progress("making tensors")

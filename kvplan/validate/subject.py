@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvplan.errors import UnsupportedError
+from kvplan.errors import UnsupportedError, UsageError
 from kvplan.memory.groups import CacheGroup
 from kvplan.plan import PlanRequest, compose, resolve
 from kvplan.specs.groups import AttentionGroup, LatentGroup
@@ -27,8 +27,23 @@ class Planned:
         return next(g for g in self.groups if g.name == name)
 
 
-def choose_group(spec: ModelSpec) -> Group:
-    """The layer group whose decode step is run: attention, else an MLA latent; of several one that keeps all tokens.
+def choose_group(spec: ModelSpec, name: str | None = None) -> Group:
+    """The layer group whose decode step is run: the one named, else the first of `kernel_groups`.
+
+    Raises:
+        UnsupportedError: the model has none.
+        UsageError: none has this name.
+    """
+    groups = kernel_groups(spec)
+    found = next((g for g in groups if name in (None, g.name)), None)
+    if found is None:
+        known = ", ".join(g.name for g in groups)
+        raise UsageError(f"{spec.id} has no layer group {name!r} that kernels read", f"layer groups: {known}")
+    return found
+
+
+def kernel_groups(spec: ModelSpec) -> tuple[Group, ...]:
+    """Layer groups that kernels read: attention, else MLA latents; those that keep all tokens come first.
 
     Raises:
         UnsupportedError: the model has neither.
@@ -40,8 +55,7 @@ def choose_group(spec: ModelSpec) -> Group:
             f"{spec.id} has no K and V and no latent of every token, and kvplan has no kernel for what else it caches",
             "validate a model with attention or MLA layers, such as llama-3.1-8b or deepseek-v3",
         )
-    every: list[Group] = [*groups, *latents]
-    return next((g for g in groups or latents if g.retain.law == "all"), every[0])
+    return tuple(sorted(groups or latents, key=lambda g: g.retain.law != "all"))
 
 
 def _plain(group: LatentGroup) -> bool:
@@ -55,10 +69,12 @@ def geometry(group: Group, context: int, batch: int) -> Geometry:
     return kind_of(group).geometry(group, context, batch)
 
 
-def planned(spec: ModelSpec, fmt: str, context: int, batch: int, page_size: int | None) -> Planned:
+def planned(
+    spec: ModelSpec, fmt: str, context: int, batch: int, page_size: int | None, group: Group | None = None
+) -> Planned:
     """Ask the planner for one format: of K and V alike, of each (`K / V`), or of the latent."""
     k, apart, v = fmt.partition(" / ")
-    formats = {"k": k, "v": v} if apart else {kind_of(choose_group(spec)).option: fmt}
+    formats = {"k": k, "v": v} if apart else {kind_of(group or choose_group(spec)).option: fmt}
     asked = {"model": spec.id, "context": context, "batch": batch, "page_size": page_size} | formats
     resolved = resolve(PlanRequest.model_validate(asked), spec)
     plan = compose(resolved)

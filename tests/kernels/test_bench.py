@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from kvplan_kernels.attention import config
-from kvplan_kernels.bench import append, baseline, cases, decode, peers, tries
+from kvplan_kernels.bench import append, baseline, cases, decode, latent, peers, tries
 from kvplan_kernels.bench.cases import APART, CASES, FORMATS, Case, goal, layout_for, measured, spread_lengths
 from kvplan_kernels.bench.filled import filled
 from kvplan_kernels.bench.report import with_reasons
@@ -213,3 +213,37 @@ def test_a_wrong_writer_has_no_speed(writes: None, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(append, "write_reference", lambda cache, k, v: right(cache, k, 1.01 * v))
     code, (row,) = run_append(tmp_path, "int8")
     assert code == 1 and row["seconds"] is None and not row["green"] and "no speed" in append.line(row)
+
+
+def test_the_latent_benchmark_s_rows_fit_the_time_model(
+    clock: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kvplan.recommend.fit import fit
+
+    for name, stub in (("graph_time", decode.graph_time), ("rotating", decode.rotating)):
+        monkeypatch.setattr(latent, name, stub)
+    monkeypatch.setattr(latent, "measure_roof", decode.measure_roof)
+    tiny = (("two", 2, 20, (16,), "main"), ("one", 1, 40, (16,), "main"), ("half", 1, 10, (16,), "held out"))
+    monkeypatch.setattr(latent, "CASES", tiny)
+    file = tmp_path / "latent.json"
+    monkeypatch.setattr("sys.argv", ["latent", "--json", str(file), "--jobs", "0", "--device", str(DEVICE)])
+    assert latent.main() == 0
+    report = json.loads(file.read_text())
+    assert [r["latent"] for r in report["rows"]] == ["bf16", "fp8_ds_mla"] * 3
+    two = report["rows"][1]
+    assert two["bytes"] == 656 * 40 and two["flops"] == 2 * 1088 * 16 * 40 and two["seconds"] == 1e-6
+    assert fit(report, "here") == {}, "all shapes are of one size"
+    report["rows"][2] |= {"bytes": 2 * 1152 * 40, "seconds": 2e-6}
+    assert set(fit(report, "here")) == {"latent bf16"}
+
+
+def test_a_latent_launch_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = latent.filled("bf16", 1, 10, str(DEVICE))
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("out of registers")
+
+    monkeypatch.setattr(latent, "graph_time", refused)
+    q = latent.queries(1, 16, str(DEVICE))
+    row = latent.time_fused([cache], q, latent.latent_config(latent.latent_view(cache.layout), latent.PAGE, 16, 90))
+    assert row["seconds"] is None and row["failed"] == "RuntimeError: out of registers"

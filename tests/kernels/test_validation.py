@@ -250,3 +250,22 @@ def test_times_become_sentences(real: Filled, clock: list[int]) -> None:
     assert "one token per request 6.0 us (16 bit: 2.0 us), 20 tokens per request 7.0 us (16 bit: 3.0 us)" in later
     red = replace(real, checks=(Check(name="codes bit-exact", passed=False, detail=""),))
     assert decode.run(running, red).paths == () and append.run(running, red).paths == ()
+
+
+def test_the_work_list_is_no_part_of_the_time(real: Filled, clock: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """All layers of a step share it: made once beforehand, the calls that are timed are given it."""
+    lists: list[Any] = []
+    sound = attention.decode
+
+    def seen(*args: Any, work: Any = None, out: Any = None, **how: Any) -> Any:
+        lists.append(work)
+        done = sound(*args, work=work, out=out, **how)
+        outs.append(done.clone())
+        return done
+
+    outs: list[torch.Tensor] = []
+    monkeypatch.setattr(attention, "decode", seen)
+    running = session(request("int8"))
+    measure.fused_time(running.tensors.q, [real.cache, real.cache.clone()], running.sm_scale, running.variant)
+    assert lists[0] is None and lists[1].shape == (real.cache.num_sequences + 1,) and len(lists) == 3
+    assert torch.equal(outs[1], outs[0]) and torch.equal(outs[2], outs[0])

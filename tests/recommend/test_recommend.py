@@ -151,7 +151,7 @@ def test_states_only(tmp_path: Path) -> None:
 def test_time_model_against_the_study(fmt: str, batch: int, context: int, measured_us: float) -> None:
     """Within 5% of the kernels timed on an H200 in the project's study (kernel plus combine, one layer)."""
     resolved = resolve(PlanRequest(model="llama-3.1-8b", context=context, batch=batch, kv=fmt))
-    seconds = attention_seconds(resolved.groups, context, batch, load_device("h200"))
+    seconds = attention_seconds(resolved, load_device("h200"))
     assert seconds is not None
     assert seconds / 32 == pytest.approx(measured_us * 1e-6, rel=0.05)
 
@@ -159,7 +159,7 @@ def test_time_model_against_the_study(fmt: str, batch: int, context: int, measur
 def test_time_model_scales_with_bandwidth() -> None:
     spec = load_model("llama-3.1-8b")
     resolved = resolve(PlanRequest(model="llama-3.1-8b", context=32768, batch=16, kv="int8"), spec)
-    slow, fast = (attention_seconds(resolved.groups, 32768, 16, load_device(g)) for g in ("l4", "h200"))
+    slow, fast = (attention_seconds(resolved, load_device(g)) for g in ("l4", "h200"))
     assert slow is not None and fast is not None and 10 < slow / fast < 20
 
 

@@ -194,3 +194,22 @@ def test_what_the_interpreter_needs_is_asked_for(
     assert main(SMALL) == ExitCode.NO_DEVICE
     error, hint = capsys.readouterr().err.splitlines()
     assert "numpy" in error and "kvplan-advisor[gpu]" in hint
+
+
+def test_the_layer_group_is_chosen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[Any] = []
+
+    def start(request: Any, *_: Any) -> Iterator[ValidationReport]:
+        seen.append(request)
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(launch, "start", start)
+    argv = ["validate", "gemma-3-270m", "--device", "cpu", "--kv", "int8"]
+    for more in ([], ["--layer-group", "sliding"]):
+        assert main([*argv, *more]) == ExitCode.INTERRUPTED
+    assert [r.layer_group for r in seen] == [None, "sliding"]
+    capsys.readouterr()
+    assert main([*argv, "--layer-group", "nope"]) == ExitCode.USAGE
+    shown = capsys.readouterr().err
+    assert "gemma-3-270m has no layer group 'nope' that kernels read" in shown and "full, sliding" in shown

@@ -114,8 +114,9 @@ class Attention(Kind):
         out: Tensor | None = None,
         workspace: Workspace | None = None,
         config: DecodeConfig | None = None,
+        work: Tensor | None = None,
     ) -> Tensor:
-        how: dict[str, Any] = {"out": out, "workspace": workspace, "config": config}
+        how: dict[str, Any] = {"out": out, "work": work, "workspace": workspace, "config": config}
         return decode(q, cache, sm_scale=sm_scale, variant=variant, fp8_domain=fp8_domain, **how)
 
     def workspace(self, q: Tensor, cache: Cache, config: DecodeConfig | None = None) -> Workspace:

@@ -143,8 +143,9 @@ class Kind(ABC):
         out: Tensor | None = None,
         workspace: Workspace | None = None,
         config: DecodeConfig | None = None,
+        work: Tensor | None = None,
     ) -> Tensor:
-        """The fused kernel: q (B, HQ, Dk) -> (B, HQ, Dv)."""
+        """The fused kernel: q (B, HQ, Dk) -> (B, HQ, Dv); `work` is what an earlier call left in `workspace`."""
 
     @abstractmethod
     def workspace(self, q: Tensor, cache: Cache, config: DecodeConfig | None = None) -> Workspace:

@@ -120,9 +120,10 @@ class Latent(Kind):
         out: Tensor | None = None,
         workspace: Workspace | None = None,
         config: DecodeConfig | None = None,
+        work: Tensor | None = None,
     ) -> Tensor:
         assert not fp8_domain and (config is None or isinstance(config, LatentConfig))
-        how: dict[str, Any] = {"out": out, "workspace": workspace, "config": config}
+        how: dict[str, Any] = {"out": out, "work": work, "workspace": workspace, "config": config}
         return latent_decode(q, cache, sm_scale=sm_scale, variant=variant, **how)
 
     def workspace(self, q: Tensor, cache: Cache, config: DecodeConfig | None = None) -> Workspace:
