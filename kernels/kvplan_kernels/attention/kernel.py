@@ -9,7 +9,6 @@ the softmax scale and the output. Softmax in base 2, probabilities kept times 25
 import triton
 import triton.language as tl
 
-from kvplan_kernels.attention.ahead import fetch_page
 from kvplan_kernels.attention.by_channel import spread_query
 from kvplan_kernels.attention.load import load_query, shift_queries, word_offsets
 from kvplan_kernels.attention.recent import load_plain_query
@@ -85,7 +84,7 @@ def decode_kernel(
     PART_LSE `[slots, columns]`; PAGE_TABLE `[B, max_pages]`; TILE_STARTS `[B + 1]`. `sm_scale` includes log2(e);
     `reach`: newest rows that a window reaches. PART: tokens that share every scale; KW, VW: words of a stripe, padded;
     EARLY_KEYS, LATE_KEYS: whether keys may be packed where values wait, or wait where values are packed; MIXED_KEYS:
-    whether a tile of waiting values may have both; PDL: sm_90 or later, with its launches and prefetches.
+    whether a tile of waiting values may have both.
     """
     # One pointer for one plane, so that loads of the same words are merged.
     if ONE_META:
@@ -140,10 +139,6 @@ def decode_kernel(
             i_page = tl.load(p_table + left * BN // PAGE, mask=left < full, other=0)
         else:
             i_page = tl.load(p_table + left * BN // PAGE)
-        if PDL:
-            i_row = (i_page.to(tl.int64) * HKV + i_head) * PAGE + left * BN % PAGE
-            fetch_page(K_WORDS, K_META, i_row, K, PAGE)
-            fetch_page(V_WORDS, V_META, i_row, V, PAGE)
         o_query, m_column, sight = columns(o_head, i_segment % MODE.blocks, length, reach, HKV, MODE)
         p_query = Q + (i_request.to(tl.int64) * (HKV * MODE.rows * MODE.group) + i_head * MODE.group) * K.dim
         q, b_qsum, b_unit, b_shift = load_query(
