@@ -1,8 +1,9 @@
 """Fits the time model to stored benchmarks: per format, t = fixed + bytes / rate, for latents also + operations / rate.
 
-Least squares in relative error over the shapes that the benchmark calls `main` and, so that small windows are met too,
-`short`: head_dim 128, four query heads per KV head, a consecutive page table. Shapes that it calls `held out` judge the
-fit. One more shape gives the share of each other head_dim that was timed.
+Least squares in relative error over the shapes that the benchmark calls `main`: head_dim 128, four query heads per KV
+head, a consecutive page table. Shapes that it calls `held out` judge the fit. Its `short` shape says how little a cache
+may cost that does not fill the GPU (of latents it is fitted, too), and one shape gives the share of each other head_dim
+that was timed.
 """
 
 from __future__ import annotations
@@ -11,9 +12,8 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
-from kvplan.recommend.timemodel import HEAD_DIM, Speed, latent_key, pair_key
+from kvplan.recommend.timemodel import HEAD_DIM, Short, Speed, latent_key, pair_key
 
-FITTED = ("main", "short")
 Point = tuple[float, float, float]
 """Bytes read, operations (0 where they have no part in the model), seconds."""
 
@@ -26,9 +26,11 @@ def fit(report: dict[str, Any], source: str) -> dict[str, Speed]:
         source: where the report lies, for the reader.
     """
     roof = report["roof"]["bytes_per_second"]
-    judges = _points(report, "held out")
+    judges, short = _points(report, "held out"), _points(report, "short")
     found = {}
-    for key, points in _points(report, *FITTED).items():
+    for key, points in _points(report, "main").items():
+        if any(flops for _, flops, _ in points):
+            points += short.get(key, [])
         if len({nbytes for nbytes, _, _ in points}) < 2:
             continue
         fixed, per_byte, per_operation = _plane(points)
@@ -40,8 +42,17 @@ def fit(report: dict[str, Any], source: str) -> dict[str, Speed]:
             worst_held_out_error=max(errors, default=None),
             flops_per_second=1 / per_operation if per_operation else None,
             share_by_head_dim=_other_head_dims(report, key, fixed, roof),
+            short=_short(short.get(key, []), min(n for n, _, _ in points)),
         )
     return found
+
+
+def _short(points: list[Point], least_fitted: float) -> Short | None:
+    """The shape that does not fill the GPU; none for latents, which would need one for each number of query heads."""
+    if not points or any(flops for _, flops, _ in points):
+        return None
+    nbytes, _, seconds = min(points)
+    return Short(nbytes, seconds, least_fitted)
 
 
 def _other_head_dims(report: dict[str, Any], key: str, fixed: float, roof: float) -> dict[str, float]:

@@ -23,7 +23,7 @@ from kvplan.recommend.engine_offers import Offer, engine_offers
 from kvplan.recommend.evidence import MEASURED, Evidence
 from kvplan.recommend.scored import Scored, Scorer
 from kvplan.recommend.space import K_FORMATS, KEPT, LATENT_FORMATS, LOW_K, LOW_V, PAGES, SENSITIVE, V_FORMATS
-from kvplan.recommend.timemodel import measured_speeds, tensor_speed
+from kvplan.recommend.timemodel import measured_speeds, read_roof, tensor_speed
 from kvplan.recommend.types import RecommendRequest
 from kvplan.specs.device import DeviceSpec
 from kvplan.specs.model import ModelSpec
@@ -167,6 +167,7 @@ class Search:
             kl=part.kl if part else None,
             fixed=speed.fixed_seconds if speed else None,
             slowness=1 / speed.roof_share if speed else None,
+            least=speed.seconds(0.0, read_roof(self.device)) if speed else None,
         )
 
     def _offers(self) -> tuple[list[Offer], dict[str, str]]:
@@ -187,6 +188,8 @@ class _Cost:
     kl: float | None
     fixed: float | None
     slowness: float | None
+    least: float | None
+    """Seconds of a cache that does not fill the GPU."""
 
     def beats(self, other: _Cost) -> bool:
         """No worse in anything that the figures of a pair depend on."""
@@ -196,6 +199,7 @@ class _Cost:
             _at_most(self.kl, other.kl)
             and _at_most(self.fixed, other.fixed)
             and _at_most(self.slowness, other.slowness)
+            and _at_most(self.least, other.least)
         )
 
 

@@ -1,4 +1,5 @@
-"""Predicted time of decode attention: t = fixed + bytes / rate per layer, rate a share of the GPU's read roof.
+"""Predicted time of decode attention: t = fixed + bytes / rate per layer, rate a share of the GPU's read roof; less for
+caches that do not fill the GPU.
 
 A latent is read by all query heads, so that arithmetic counts too: t = fixed + bytes / rate + operations / their rate.
 Of the two ways to join them the sum is what was measured: with the larger of the two no rates fit both 16 heads (121 us
@@ -12,7 +13,8 @@ are carried over: a prediction, never a measurement.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +38,20 @@ TIMES = Path(__file__).with_name("times.json")
 
 
 @dataclass(frozen=True)
+class Short:
+    """A cache too small to fill the GPU: up to the least that does, time goes straight to that one's.
+
+    Attributes:
+        nbytes, seconds: of the one that was timed.
+        filling_bytes: the least for which the fit holds.
+    """
+
+    nbytes: float
+    seconds: float
+    filling_bytes: float
+
+
+@dataclass(frozen=True)
 class Speed:
     """How fast one format is read.
 
@@ -45,6 +61,7 @@ class Speed:
         worst_held_out_error: relative, over shapes that were not fitted; None where there were none.
         flops_per_second: rate of the two products, in addition to the reading; None where reading hides them.
         share_by_head_dim: `roof_share` of other head dimensions that were timed.
+        short: what is known of small caches.
     """
 
     fixed_seconds: float
@@ -53,6 +70,17 @@ class Speed:
     worst_held_out_error: float | None = None
     flops_per_second: float | None = None
     share_by_head_dim: dict[str, float] = field(default_factory=dict)
+    short: Short | None = None
+
+    def seconds(self, nbytes: float, roof: float, operations: float = 0.0) -> float:
+        """One launch over `nbytes` of a layer, at a read roof in bytes per second."""
+        if self.short and nbytes < self.short.filling_bytes:
+            end = self.short.filling_bytes
+            done = (end - nbytes) / (end - self.short.nbytes)
+            full = self.fixed_seconds + end / (self.roof_share * roof)
+            return full + (self.short.seconds - full) * min(done, 1.0)
+        arithmetic = operations / self.flops_per_second if self.flops_per_second else 0.0
+        return self.fixed_seconds + nbytes / (self.roof_share * roof) + arithmetic
 
     def at(self, head_dim: int) -> Speed:
         """With the share of this head_dim."""
@@ -63,7 +91,10 @@ class Speed:
 def measured_speeds() -> dict[str, Speed]:
     """`times.json`: formats of K and V as `pair_key` spells them."""
     stored = json.loads(TIMES.read_text(encoding="utf-8"))
-    return {key: Speed(**fields) for key, fields in stored.items()}
+    return {
+        key: Speed(**fields | {"short": fields.get("short") and Short(**fields["short"])})
+        for key, fields in stored.items()
+    }
 
 
 def pair_key(k: str, v: str) -> str:
@@ -93,7 +124,18 @@ def layout_speed(layout: Layout) -> Speed | None:
         return None
     widths = [layout.plane(t.role, "codes").slot_bytes for t in layout.tensors]
     slowness = sum(w / s.roof_share for w, s in zip(widths, known, strict=True)) / sum(widths)
-    return Speed(max(s.fixed_seconds for s in known), 1 / slowness, "mixed from the two formats")
+    return Speed(
+        max(s.fixed_seconds for s in known),
+        1 / slowness,
+        "mixed from the two formats",
+        short=_slower(s.short for s in known),
+    )
+
+
+def _slower(found: Iterable[Short | None]) -> Short | None:
+    """The small caches of two formats at once: no less than either."""
+    each = [astuple(s) for s in found if s]
+    return Short(*map(max, zip(*each, strict=True))) if len(each) == 2 else None
 
 
 def latent_speed(group: CacheGroup) -> Speed | None:
@@ -126,9 +168,8 @@ def attention_seconds(resolved: Resolved, device: DeviceSpec, layer_group: str |
         if speed is None:
             return None
         nbytes = sum(term.nbytes for terms in logical_terms(group, context, batch).values() for term in terms)
-        total += group.layers * speed.fixed_seconds + nbytes / (speed.roof_share * roof)
-        if speed.flops_per_second:
-            total += group.layers * _latent_operations(resolved, group, context) / speed.flops_per_second
+        operations = _latent_operations(resolved, group, context) if speed.flops_per_second else 0
+        total += group.layers * speed.seconds(nbytes / group.layers, roof, operations)
         counted += group.layers
     return total if counted else None
 

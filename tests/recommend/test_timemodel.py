@@ -131,7 +131,7 @@ def test_formats_keep_their_speed_wherever_few_scales_lie() -> None:
 
 
 def test_the_stored_speeds_are_the_stored_benchmark_s() -> None:
-    assert all(isinstance(s, Speed) and 0 < s.roof_share < 1.1 for s in measured_speeds().values())
+    assert all(isinstance(s, Speed) and 0 < s.roof_share < 1.2 for s in measured_speeds().values())
     tool = runpy.run_path(str(REPO / "tools" / "fit_times.py"))
     text = timemodel.TIMES.read_text(encoding="utf-8")
     assert text == tool["text"](tool["fitted"]()), "run python tools/fit_times.py"
@@ -142,8 +142,10 @@ def test_the_stored_speeds_are_the_stored_benchmark_s() -> None:
 
 def test_a_latent_is_predicted_once_its_row_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     resolved = resolve(PlanRequest(model="deepseek-v2-lite", context=32768, batch=16, latent="fp8_ds_mla"))
+    unknown = {key: s for key, s in measured_speeds().items() if not key.startswith("latent")}
+    monkeypatch.setattr(timemodel, "measured_speeds", lambda: unknown)
     assert attention_seconds(resolved, load_device("h200")) is None
-    speeds = measured_speeds() | {"latent fp8_ds_mla": Speed(1e-5, 0.5, "here", flops_per_second=1e14)}
+    speeds = unknown | {"latent fp8_ds_mla": Speed(1e-5, 0.5, "here", flops_per_second=1e14)}
     monkeypatch.setattr(timemodel, "measured_speeds", lambda: speeds)
     found = attention_seconds(resolved, load_device("h200"))
     roof, tokens = timemodel.read_roof(load_device("h200")), 16 * 32768
