@@ -211,8 +211,17 @@ def test_stored_reports_beside_the_time_model() -> None:
     assert {r["format"] for r in found["rows"] if r["off"] is not None} >= {"bf16", "int8", "fp8_e4m3"}
     assert found["holds"] and all(r["measured_seconds"] > 1e-4 for r in found["rows"])
     stored = json.loads((REPO / "docs" / "results" / "recommend_times_h200.json").read_text(encoding="utf-8"))
-    assert len(stored["reports"]) >= 8 and sum(len(r["rows"]) for r in stored["reports"]) > 40
+    assert len(stored["reports"]) >= 7 and sum(len(r["rows"]) for r in stored["reports"]) > 25
     assert all(not r["comparison"]["wide"] and not r["comparison"]["swapped"] for r in stored["reports"])
+
+
+@pytest.mark.parametrize("model", ["deepseek-v2-lite", "deepseek-v3"])
+def test_what_was_verified_on_a_gpu(model: str) -> None:
+    path = REPO / "docs" / "results" / f"recommend_verify_{model}_h200.json"
+    stored = json.loads(path.read_text(encoding="utf-8"))["verification"]
+    assert stored["device"] == "NVIDIA H200" and {r["format"] for r in stored["rows"]} == {"bf16", "fp8_ds_mla"}
+    assert all(r["passed"] and abs(r["off"]) < 0.25 for r in stored["rows"])
+    assert not any(stored["comparison"].values())
 
 
 def test_nothing_to_verify() -> None:
