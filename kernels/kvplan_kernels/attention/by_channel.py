@@ -59,16 +59,22 @@ def load_channel_scales(
 def split_planes(x, PLANES: tl.constexpr):
     """Columns of `x` [words, PLANES], PLANES 2, 4 or 8, as a tuple."""
     if PLANES == 2:
-        a, b = tl.split(x)
-        return (a, b)
+        return tl.split(x)
+    elif PLANES == 4:
+        return split_four(x)
     else:
-        even, odd = tl.split(x.reshape(x.shape[0], PLANES // 2, 2))
-        evens = split_planes(even, PLANES // 2)
-        odds = split_planes(odd, PLANES // 2)
-        planes = ()
-        for i in tl.static_range(PLANES // 2):
-            planes = planes + (evens[i], odds[i])
-        return planes
+        even, odd = tl.split(x.reshape(x.shape[0], 4, 2))
+        e, o = split_four(even), split_four(odd)
+        return (e[0], o[0], e[1], o[1], e[2], o[2], e[3], o[3])
+
+
+@triton.jit
+def split_four(x):
+    """Columns of `x` [words, 4]."""
+    even, odd = tl.split(x.reshape(x.shape[0], 2, 2))
+    a, c = tl.split(even)
+    b, d = tl.split(odd)
+    return (a, b, c, d)
 
 
 @triton.jit

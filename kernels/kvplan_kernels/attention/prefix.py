@@ -37,6 +37,7 @@ CROSSOVER = {
     "int3": 72,
     "int2": 108,
     "groups": 76,
+    "8-bit groups": 76,
     "channels": 48,
     "8-bit channels": 48,
 }
