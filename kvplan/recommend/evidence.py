@@ -15,11 +15,12 @@ from functools import cache, reduce
 from math import sqrt
 from operator import add
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 from kvplan.formats.grammar import PLAIN, Named, parse_any, parse_format
 from kvplan.formats.named import SPELLINGS
-from kvplan.loss import together
+from kvplan.loss import FACTOR, LEVEL_FACTOR, PARTS_FACTOR, together
 from kvplan.recommend.theory import theory_kl
 from kvplan.specs.model import ModelSpec
 
@@ -32,10 +33,11 @@ OTHER: Literal["from another model"] = "from another model"
 THEORY: Literal["format theory only"] = "format theory only"
 KINDS: tuple[Kind, ...] = (MEASURED, PREDICTED, OTHER, THEORY)
 """Best first; the words of `kvplan quality`."""
-FACTORS: dict[str, float] = {MEASURED: 1.1, PREDICTED: 1.5, OTHER: 3.3, THEORY: 10.0}
-"""How far KL may lie from the figure, either way. Measured: two codecs or machines agree within 10%. Predicted: see
-`kvplan.quality.law.FACTOR`. Another model: 10 of 11 formats of Gemma-3-270m cost at most 3.3 times their KL on
-SmolLM2-135M (0.6 to 3.2). Theory: the spread of Gaussian error against KL over the project's 49 formats."""
+FACTORS: dict[str, float] = {MEASURED: PARTS_FACTOR, PREDICTED: LEVEL_FACTOR, OTHER: 3.3, THEORY: 10.0}
+"""How far KL may lie from the figure, either way. Measured: two codecs or machines agree within 10%. Predicted:
+`kvplan.loss.FACTOR` where measured formats of the same tensor set the level, as in `kvplan.quality.parts`. Another
+model: 10 of 11 formats of Gemma-3-270m cost at most 3.3 times their KL on SmolLM2-135M (0.6 to 3.2). Theory: the spread
+of Gaussian error against KL over the project's 49 formats."""
 BY_TOKEN_FACTOR = 10.0
 """The eleventh: int8 with one scale per token costs Gemma-3-270m (head_dim 256, channels up to 29 times the median) 9.7
 times what it costs SmolLM2-135M."""
@@ -173,9 +175,20 @@ class Evidence:
                 return None
             found = body.part(role, spelling)
             if found is not None:
+                level = self._level(role, body) if body.kind == PREDICTED else None
+                if level is not None:
+                    return _Known(level * found, PREDICTED, f"{body.source}, at the level of measured formats", FACTOR)
                 return _Known(found, body.kind, body.source, _factor(body.kind, spelling))
         guess = theory_kl(role, spelling)
         return None if guess is None else _Known(guess, THEORY, "Gaussian error of the format", FACTORS[THEORY])
+
+    def _level(self, role: str, predicted: Body) -> float | None:
+        """Median of measured KL over what tensors say of the same formats of K, of V: texts differ in it."""
+        found = {
+            f: kl / predicted.parts[role, f] for b in reversed(self.bodies) if b.kind == MEASURED
+            for (of, f), kl in b.parts.items() if of == role and f not in PLAIN and predicted.parts.get((role, f))
+        }  # fmt: skip
+        return median(found.values()) if found else None
 
     def _whole(self, k: str | None, v: str | None) -> _Known | None:
         for body in self.bodies if k and v else ():

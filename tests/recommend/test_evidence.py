@@ -11,7 +11,7 @@ import pytest
 
 from kvplan.cli.evidence_files import from_report, from_tensors, measured_times
 from kvplan.errors import InputError
-from kvplan.loss import together
+from kvplan.loss import FACTOR, LEVEL_FACTOR, together
 from kvplan.quality.report import QualityReport
 from kvplan.recommend import RecommendRequest, recommend
 from kvplan.recommend.bounds import NOISE, fewest_bits
@@ -55,11 +55,39 @@ def test_the_stored_file_is_what_the_tool_collects() -> None:
 def test_the_words_are_those_of_kvplan_quality() -> None:
     from typing import get_args
 
-    from kvplan.loss import FACTOR
     from kvplan.loss import Evidence as Words
-    from kvplan.recommend.evidence import FACTORS
 
-    assert get_args(Words) == KINDS and FACTORS[PREDICTED] == FACTOR
+    assert get_args(Words) == KINDS
+
+
+@pytest.mark.parametrize(("known", "factor"), [((), LEVEL_FACTOR), (("int4:group/32,asym",), FACTOR)])
+def test_predictions_have_the_interval_of_kvplan_quality(
+    report: QualityReport, known: tuple[str, ...], factor: float
+) -> None:
+    """The same errors on tensors and the same runs give the KL, low and high that `kvplan.quality.parts` has."""
+    pytest.importorskip("torch")
+    from types import SimpleNamespace
+    from typing import Any, cast
+
+    from kvplan.quality.law import KL_OF_K, KL_OF_V
+    from kvplan.quality.parts import Parts
+
+    rows = tuple(f for f in report.formats if f.k in known and f.v in known and f.k_only and f.v_only)
+    assert len(rows) == len(known)
+    off = {"int4:group/64,asym": 0.09, "int8": 0.01, "int4:group/32,asym": 0.08}
+    errors = cast(Any, SimpleNamespace(error=lambda role, f: off[f]))
+    parts = Parts(errors, cast(Any, None), True, report.model_copy(update={"formats": rows}) if rows else None)
+    law = {(r, f): c * e**2 for r, c in (("k", KL_OF_K), ("v", KL_OF_V)) for f, e in off.items()}
+    run = {(r, f.k): p.kl_mean for f in rows for r, p in (("k", f.k_only), ("v", f.v_only)) if p}
+    evidence = Evidence(LLAMA, [Body(PREDICTED, "tensors", law), *([Body(MEASURED, "run", run)] if run else [])])
+    for f in off.keys() - set(known):
+        for role, q in (("k", evidence.of(f, None)), ("v", evidence.of(None, f))):
+            part = parts.of(role, f)
+            assert q and q.evidence == PREDICTED and part.factor == factor
+            assert (q.kl, q.low, q.high) == pytest.approx((part.kl, part.kl / factor, part.kl * factor))
+    for f in known:
+        q = evidence.of(f, None)
+        assert q and (q.evidence, q.kl) == (MEASURED, parts.of("k", f).kl)
 
 
 def test_a_pair_that_was_run_comes_first(report: QualityReport) -> None:
@@ -108,8 +136,8 @@ def test_best_evidence_first() -> None:
     evidence = Evidence(LLAMA, [guess, own])
     first, second, mixed = evidence.of("int8", "int8"), evidence.of("nvfp4", "int8"), evidence.of("int8", "nvfp4")
     assert first and (first.kl, first.evidence) == (pytest.approx(together(0.5, 0.1)), MEASURED)
-    # The weaker kind of the two parts is the kind of the pair.
-    assert second and (second.kl, second.evidence) == (pytest.approx(together(0.2, 0.1)), PREDICTED)
+    # The weaker kind of the two parts is the kind of the pair; K's level is that of the measured int8.
+    assert second and (second.kl, second.evidence) == (pytest.approx(together(0.2 * 0.5 / 0.3, 0.1)), PREDICTED)
     assert mixed and mixed.evidence == OTHER
     whole = Body(MEASURED, "no parts", {}, {("int8", "int8"): (0.02, 0.9)})
     q = Evidence(LLAMA, [whole]).of("int8", "int8")
