@@ -11,16 +11,15 @@ from pathlib import Path
 from kvplan.captured import SHIPPED, read_capture
 from kvplan.errors import InputError, UsageError
 from kvplan.formats.grammar import PLAIN
+from kvplan.loss import PARTS_FACTOR, together
 from kvplan.quality.calibrate import check_pair
 from kvplan.quality.law import (
     OTHER_MODEL_FACTOR,
-    PARTS_FACTOR,
     STATISTICS_FACTOR,
     Prediction,
     PredictionReport,
     interval,
     kl_of_statistics,
-    together,
 )
 from kvplan.quality.parts import Parts
 from kvplan.quality.report import Candidate, QualityReport

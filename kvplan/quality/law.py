@@ -6,35 +6,16 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from kvplan.loss import Evidence
 from kvplan.stored import StoredReport
 
 KL_OF_K, KL_OF_V = 3.17, 1.27
 STATISTICS_KL_OF_K, STATISTICS_KL_OF_V = 0.49, 0.61
 """The same law for errors from statistics alone."""
-FACTOR, STATISTICS_FACTOR = 1.5, 2.0
-"""Nine of ten formats lie within this factor of KL on a text and layers that the law was not fitted to; the first where
-the level of that text is as the law's, or known from measured parts."""
-LEVEL_FACTOR = 2.0
-"""The first where it is not known: mixed pairs on the GPL cost 1.1 to 2 times what the law says."""
+STATISTICS_FACTOR = 2.0
+"""Nine of ten formats lie within this factor of KL from statistics alone; `kvplan.loss` has that from tensors."""
 OTHER_MODEL_FACTOR = 10.0
 """The same for KL of another model. Shown for Gemma-3-270m only: six of seven formats lie within 3, all within 10."""
-COMPOUNDING = 1.5
-"""How much more than their sum two errors cost, fitted to 40 mixed pairs by `tools/fit_quality.py pairs`."""
-PARTS_FACTOR = 1.1
-"""Nine of ten mixed pairs lie within this factor of `together` of their measured parts, on texts not fitted."""
-
-Evidence = Literal[
-    "measured on this model", "predicted from this model's tensors", "from another model", "format theory only"
-]
-"""Kinds of evidence, best first."""
-
-
-def together(kl_k: float, kl_v: float) -> float:
-    """Mean KL of a pair from that of each tensor alone: the sum, and more where both are coarse.
-
-    1 + c KL = (1 + c KL_K) (1 + c KL_V): where one is below 0.05 nats c adds 7.5% at most.
-    """
-    return kl_k + kl_v + COMPOUNDING * kl_k * kl_v
 
 
 def kl_of(error_k: float, error_v: float) -> float:

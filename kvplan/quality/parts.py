@@ -9,11 +9,9 @@ from typing import Literal
 
 from kvplan.errors import UnsupportedError, UsageError
 from kvplan.formats.grammar import PLAIN
+from kvplan.loss import FACTOR, LEVEL_FACTOR, PARTS_FACTOR
 from kvplan.quality.law import (
-    FACTOR,
-    LEVEL_FACTOR,
     OTHER_MODEL_FACTOR,
-    PARTS_FACTOR,
     STATISTICS_FACTOR,
     kl_of,
     kl_of_statistics,

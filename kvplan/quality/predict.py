@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvplan.formats.grammar import PLAIN, parse_any
-from kvplan.quality.law import together
+from kvplan.loss import together
 from kvplan.quality.report import Figures, FormatQuality, QualityReport
 
 

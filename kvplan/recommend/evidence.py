@@ -2,8 +2,8 @@
 
 A body of evidence is one measurement or prediction. Best first: a `kvplan quality` report of the model itself, a
 prediction from the model's own captured tensors, the project's report of SmolLM2-135M (`evidence.json`, written by
-tools/collect_evidence.py), and last the arithmetic of the format alone. Contributions of K and V add: within 15% over
-15 measured formats (docs/quality.md).
+tools/collect_evidence.py), and last the arithmetic of the format alone. A pair that was run comes first; else K and
+V make `kvplan.loss.together`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, reduce
 from math import sqrt
+from operator import add
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
 
 from kvplan.formats.grammar import PLAIN, Named, parse_any, parse_format
 from kvplan.formats.named import SPELLINGS
+from kvplan.loss import FACTOR, LEVEL_FACTOR, PARTS_FACTOR, together
 from kvplan.recommend.theory import theory_kl
 from kvplan.specs.model import ModelSpec
 
@@ -30,10 +33,11 @@ OTHER: Literal["from another model"] = "from another model"
 THEORY: Literal["format theory only"] = "format theory only"
 KINDS: tuple[Kind, ...] = (MEASURED, PREDICTED, OTHER, THEORY)
 """Best first; the words of `kvplan quality`."""
-FACTORS: dict[str, float] = {MEASURED: 1.1, PREDICTED: 1.5, OTHER: 3.3, THEORY: 10.0}
-"""How far KL may lie from the figure, either way. Measured: two codecs or machines agree within 10%. Predicted: see
-`kvplan.quality.law.FACTOR`. Another model: 10 of 11 formats of Gemma-3-270m cost at most 3.3 times their KL on
-SmolLM2-135M (0.6 to 3.2). Theory: the spread of Gaussian error against KL over the project's 49 formats."""
+FACTORS: dict[str, float] = {MEASURED: PARTS_FACTOR, PREDICTED: LEVEL_FACTOR, OTHER: 3.3, THEORY: 10.0}
+"""How far KL may lie from the figure, either way. Measured: two codecs or machines agree within 10%. Predicted:
+`kvplan.loss.FACTOR` where measured formats of the same tensor set the level, as in `kvplan.quality.parts`. Another
+model: 10 of 11 formats of Gemma-3-270m cost at most 3.3 times their KL on SmolLM2-135M (0.6 to 3.2). Theory: the spread
+of Gaussian error against KL over the project's 49 formats."""
 BY_TOKEN_FACTOR = 10.0
 """The eleventh: int8 with one scale per token costs Gemma-3-270m (head_dim 256, channels up to 29 times the median) 9.7
 times what it costs SmolLM2-135M."""
@@ -64,8 +68,9 @@ class Body:
         return self.parts.get((role, bare(spelling))) if found is None else found
 
     def pair(self, k: str, v: str) -> tuple[float, float | None] | None:
-        """KL of both together as it was run."""
-        return self.pairs.get((k, v)) or self.pairs.get((bare(k), bare(v)))
+        """KL of both together as it was run; of a format with parts of its own (q4_0) not that of a likeness."""
+        own = any(bare(f) != f and (role, f) in self.parts for role, f in (("k", k), ("v", v)))
+        return self.pairs.get((k, v)) or (None if own else self.pairs.get((bare(k), bare(v))))
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,17 @@ class Quality:
     source: str
 
 
+@dataclass(frozen=True)
+class _Known:
+    """KL of one tensor, or of a pair that was run (with its `top1`), and how far it may lie from that either way."""
+
+    kl: float
+    kind: Kind
+    source: str
+    factor: float
+    top1: float | None = None
+
+
 LOSSLESS = Quality(0.0, 0.0, 0.0, 1.0, MEASURED, "16 bit is the model's own cache")
 
 
@@ -100,14 +116,6 @@ class Evidence:
         self.bodies = sorted([*bodies, *own, shipped(OTHER), shipped_predictions()], key=lambda b: KINDS.index(b.kind))
         self._known: dict[tuple[str, ...], Quality | None] = {}
 
-    @property
-    def only_in_pairs(self) -> set[str]:
-        """Formats whose loss is known of a pair and not of one tensor: it need not be a sum."""
-        return {
-            f for b in self.bodies for pair in b.pairs for role, f in zip("kv", pair, strict=True)
-            if f not in PLAIN and b.part(role, f) is None and self._part(role, f) is None
-        }  # fmt: skip
-
     def of(self, k: str | None, v: str | None, latent: str | None = None) -> Quality | None:
         """What formats cost in every layer; None: not known, see `why_unknown`."""
         key = (k or "", v or "", latent or "")
@@ -119,24 +127,19 @@ class Evidence:
         asked = [(role, f) for role, f in (("k", k), ("v", v), ("latent", latent)) if f and f not in PLAIN]
         if not asked:
             return LOSSLESS
-        found = [self._part(role, f) for role, f in asked]
         whole = self._whole(k, v)
-        kl, sources = 0.0, list[str]()
-        kinds: list[Kind] = []
-        if whole and any(part is None or KINDS.index(part[1]) > KINDS.index(whole[2]) for part in found):
-            kl, kinds, sources = whole[0], [whole[2]], [whole[3]]
-        elif any(part is None for part in found):
+        found = [self._part(role, f) for role, f in asked]
+        parts = [part for part in found if part]
+        kind = max((part.kind for part in parts), key=KINDS.index, default=THEORY)
+        if whole and (len(parts) < len(found) or KINDS.index(whole.kind) <= KINDS.index(kind)):
+            parts, kind = [whole], whole.kind
+        elif len(parts) < len(found):
             return None
-        else:
-            for part in found:
-                assert part is not None
-                kl, kinds, sources = kl + part[0], [*kinds, part[1]], [*sources, part[2]]
-        kind = max(kinds, key=KINDS.index)
-        factor = FACTORS[kind]
-        if kind == OTHER and any(_one_scale_per_token(f) for _, f in asked):
-            factor = BY_TOKEN_FACTOR
-        top1 = whole[1] if whole and whole[1] is not None else top1_of(kl)
-        return Quality(kl, kl / factor, kl * factor, top1, kind, "; ".join(dict.fromkeys(sources)))
+        # Errors on tensors were fitted to KL as a sum.
+        join = add if all(part.kind == PREDICTED for part in parts) else together
+        kl, low, high = (reduce(join, (part.kl * part.factor**way for part in parts)) for way in (0, -1, 1))
+        top1 = next((part.top1 for part in parts if part.top1 is not None), top1_of(kl))
+        return Quality(kl, low, high, top1, kind, "; ".join(dict.fromkeys(part.source for part in parts)))
 
     def kept(self, quality: Quality, layers: frozenset[int], every: Sequence[int]) -> Quality:
         """The same with some of the layers in 16 bit: each layer counts alike, or as its own tensors say."""
@@ -166,24 +169,35 @@ class Evidence:
             return f"{self.spec.id} has a bias on its keys: fp8 and plain integer K broke this family (Qwen2.5)"
         return "nothing is known of its quality"
 
-    def _part(self, role: str, spelling: str) -> tuple[float, Kind, str] | None:
+    def _part(self, role: str, spelling: str) -> _Known | None:
         for body in self.bodies:
             if body.kind == OTHER and role == "k" and self._unlike(spelling):
                 return None
             found = body.part(role, spelling)
             if found is not None:
-                return found, body.kind, body.source
+                level = self._level(role, body) if body.kind == PREDICTED else None
+                if level is not None:
+                    return _Known(level * found, PREDICTED, f"{body.source}, at the level of measured formats", FACTOR)
+                return _Known(found, body.kind, body.source, _factor(body.kind, spelling))
         guess = theory_kl(role, spelling)
-        return None if guess is None else (guess, THEORY, "Gaussian error of the format")
+        return None if guess is None else _Known(guess, THEORY, "Gaussian error of the format", FACTORS[THEORY])
 
-    def _whole(self, k: str | None, v: str | None) -> tuple[float, float | None, Kind, str] | None:
+    def _level(self, role: str, predicted: Body) -> float | None:
+        """Median of measured KL over what tensors say of the same formats of K, of V: texts differ in it."""
+        found = {
+            f: kl / predicted.parts[role, f] for b in reversed(self.bodies) if b.kind == MEASURED
+            for (of, f), kl in b.parts.items() if of == role and f not in PLAIN and predicted.parts.get((role, f))
+        }  # fmt: skip
+        return median(found.values()) if found else None
+
+    def _whole(self, k: str | None, v: str | None) -> _Known | None:
         for body in self.bodies if k and v else ():
             assert k and v
             if body.kind == OTHER and self._unlike(k):
                 return None
             found = body.pair(k, v)
             if found is not None:
-                return *found, body.kind, body.source
+                return _Known(found[0], body.kind, body.source, _factor(body.kind, k, v), found[1])
         return None
 
     def _unlike(self, k: str) -> bool:
@@ -228,6 +242,10 @@ def bare(spelling: str) -> str:
     usual = "fp32" if f.is_static else "fp16"
     scale = usual if f.scale in ("fp16", "bf16", "fp32", "model") else f.scale
     return replace(f, pack="", row=False, flat=False, scale=scale).spelling if f.number not in PLAIN else f.spelling
+
+
+def _factor(kind: Kind, *formats: str) -> float:
+    return BY_TOKEN_FACTOR if kind == OTHER and any(map(_one_scale_per_token, formats)) else FACTORS[kind]
 
 
 def _one_scale_per_token(spelling: str) -> bool:

@@ -136,35 +136,37 @@ class Search:
     def _undominated(self, role: str, formats: Sequence[str], layout: dict[str, Any]) -> list[str]:
         """Formats of one tensor that may be part of a best choice."""
         other = "v" if role == "k" else "k"
+        partners = (self.native, *(K_FORMATS + LOW_K if role == "v" else V_FORMATS + LOW_V))
         costs: dict[str, _Cost] = {}
         for f in formats:
             try:
-                costs[f] = self._cost(role, f, layout, other)
+                costs[f] = self._cost(role, f, layout, other, partners)
             except (UsageError, UnsupportedError):
                 # It does not fit this model's heads; the exhaustive search refuses every pair with it.
                 continue
         special = {part for key in measured_speeds() for part in key.split(" + ") if " + " in key}
-        special |= self.evidence.only_in_pairs
         kept = []
         for i, (f, cost) in enumerate(costs.items()):
-            rivals = [c for j, (g, c) in enumerate(costs.items()) if g != f and (c != cost or j < i)]
-            if cost.spelling in special or not any(c.beats(cost) for c in rivals):
+            # Of two that are alike in everything the first stays.
+            beaten = any(c.beats(cost) and (j < i or not cost.beats(c)) for j, c in enumerate(costs.values()) if j != i)
+            if cost.spelling in special or not beaten:
                 kept.append(f)
         return kept
 
-    def _cost(self, role: str, spelling: str, layout: dict[str, Any], other: str) -> _Cost:
+    def _cost(self, role: str, spelling: str, layout: dict[str, Any], other: str, partners: Sequence[str]) -> _Cost:
         resolved = self._resolved(layout, {role: spelling, other: self.native})
         groups = [g for g in resolved.groups if role in g.formats]
         tensor = groups[0].layout.tensor(role)
         speed = tensor_speed(tensor)
         echo = getattr(resolved.request, role)
-        part = self.evidence.of(*((echo, None) if role == "k" else (None, echo)))
+        of = self.evidence.of
+        pairs = [of(echo, p) if role == "k" else of(p, echo) for p in (parse_any(f).spelling for f in partners)]
         return _Cost(
             spelling=echo,
             shape=(number_bits(tensor.number), tensor.recent, tensor.flush, groups[0].layout.page_multiple),
             nbytes=tuple(g.layout.page_bytes(128 * g.layout.page_multiple) for g in groups)
             + tuple(g.layout.fixed_bytes("layer") for g in groups),
-            kl=part.kl if part else None,
+            kl=tuple(q.kl if q else None for q in pairs),
             fixed=speed.fixed_seconds if speed else None,
             slowness=1 / speed.roof_share if speed else None,
             least=speed.seconds(0.0, read_roof(self.device)) if speed else None,
@@ -185,7 +187,8 @@ class _Cost:
     spelling: str
     shape: tuple[object, ...]
     nbytes: tuple[int, ...]
-    kl: float | None
+    kl: tuple[float | None, ...]
+    """With each format of the other tensor: of pairs that were run it is not that of the parts."""
     fixed: float | None
     slowness: float | None
     least: float | None
@@ -196,7 +199,7 @@ class _Cost:
         if self.shape != other.shape or any(a > b for a, b in zip(self.nbytes, other.nbytes, strict=True)):
             return False
         return (
-            _at_most(self.kl, other.kl)
+            all(map(_at_most, self.kl, other.kl))
             and _at_most(self.fixed, other.fixed)
             and _at_most(self.slowness, other.slowness)
             and _at_most(self.least, other.least)

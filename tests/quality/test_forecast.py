@@ -15,13 +15,12 @@ from kvplan.captured import SHIPPED, CaptureFile, read_capture
 from kvplan.cli.main import main
 from kvplan.errors import ExitCode
 from kvplan.formats.grid import row_bytes
+from kvplan.loss import FACTOR, LEVEL_FACTOR
 from kvplan.quality.attention import attend
 from kvplan.quality.forecast import expected
 from kvplan.quality.law import (
-    FACTOR,
     KL_OF_K,
     KL_OF_V,
-    LEVEL_FACTOR,
     OTHER_MODEL_FACTOR,
     STATISTICS_FACTOR,
     STATISTICS_KL_OF_K,

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from kvplan.loss import COMPOUNDING, FACTOR, LEVEL_FACTOR, PARTS_FACTOR, together
 from kvplan.quality.forecast import Forecaster
-from kvplan.quality.law import COMPOUNDING, FACTOR, LEVEL_FACTOR, PARTS_FACTOR, together
 from kvplan.quality.predict import alone, predicted_kl
 from kvplan.quality.report import Candidate, FormatQuality, QualityReport
 

@@ -11,6 +11,7 @@ import pytest
 
 from kvplan.cli.evidence_files import from_report, from_tensors, measured_times
 from kvplan.errors import InputError
+from kvplan.loss import FACTOR, LEVEL_FACTOR, together
 from kvplan.quality.report import QualityReport
 from kvplan.recommend import RecommendRequest, recommend
 from kvplan.recommend.bounds import NOISE, fewest_bits
@@ -54,24 +55,64 @@ def test_the_stored_file_is_what_the_tool_collects() -> None:
 def test_the_words_are_those_of_kvplan_quality() -> None:
     from typing import get_args
 
-    from kvplan.quality.law import FACTOR
-    from kvplan.quality.law import Evidence as Words
-    from kvplan.recommend.evidence import FACTORS
+    from kvplan.loss import Evidence as Words
 
-    assert get_args(Words) == KINDS and FACTORS[PREDICTED] == FACTOR
+    assert get_args(Words) == KINDS
 
 
-def test_a_pair_is_the_sum_of_its_parts(report: QualityReport) -> None:
-    evidence = Evidence(LLAMA)
+@pytest.mark.parametrize(("known", "factor"), [((), LEVEL_FACTOR), (("int4:group/32,asym",), FACTOR)])
+def test_predictions_have_the_interval_of_kvplan_quality(
+    report: QualityReport, known: tuple[str, ...], factor: float
+) -> None:
+    """The same errors on tensors and the same runs give the KL, low and high that `kvplan.quality.parts` has."""
+    pytest.importorskip("torch")
+    from types import SimpleNamespace
+    from typing import Any, cast
+
+    from kvplan.quality.law import KL_OF_K, KL_OF_V
+    from kvplan.quality.parts import Parts
+
+    rows = tuple(f for f in report.formats if f.k in known and f.v in known and f.k_only and f.v_only)
+    assert len(rows) == len(known)
+    off = {"int4:group/64,asym": 0.09, "int8": 0.01, "int4:group/32,asym": 0.08}
+    errors = cast(Any, SimpleNamespace(error=lambda role, f: off[f]))
+    parts = Parts(errors, cast(Any, None), True, report.model_copy(update={"formats": rows}) if rows else None)
+    law = {(r, f): c * e**2 for r, c in (("k", KL_OF_K), ("v", KL_OF_V)) for f, e in off.items()}
+    run = {(r, f.k): p.kl_mean for f in rows for r, p in (("k", f.k_only), ("v", f.v_only)) if p}
+    evidence = Evidence(LLAMA, [Body(PREDICTED, "tensors", law), *([Body(MEASURED, "run", run)] if run else [])])
+    for f in off.keys() - set(known):
+        for role, q in (("k", evidence.of(f, None)), ("v", evidence.of(None, f))):
+            part = parts.of(role, f)
+            assert q and q.evidence == PREDICTED and part.factor == factor
+            assert (q.kl, q.low, q.high) == pytest.approx((part.kl, part.kl / factor, part.kl * factor))
+    for f in known:
+        q = evidence.of(f, None)
+        assert q and (q.evidence, q.kl) == (MEASURED, parts.of("k", f).kl)
+
+
+def test_a_pair_that_was_run_comes_first(report: QualityReport) -> None:
+    """Then both parts together, which is nearer to the run than their sum where both are coarse."""
+    body = from_report(REPORT, "smollm2-135m")
     seen = 0
     for f in report.formats:
         if f.k_only is None or f.v_only is None:
             continue
-        q = evidence.of(f.k, f.v)
-        assert q and q.evidence == OTHER and q.kl == pytest.approx(f.k_only.kl_mean + f.v_only.kl_mean, abs=2e-6)
-        assert q.low < q.kl < q.high and q.kl == pytest.approx(f.kl_mean, rel=0.2)
+        run, other, parts = (Evidence(LLAMA, bodies).of(f.k, f.v) for bodies in ([body], [], [replace(body, pairs={})]))
+        assert run and other and parts and other.evidence == OTHER and run.evidence == parts.evidence == MEASURED
+        assert run.kl == f.kl_mean and other.kl == pytest.approx(f.kl_mean, abs=2e-6)
+        assert parts.kl == together(f.k_only.kl_mean, f.v_only.kl_mean) and parts.low < parts.kl < parts.high
+        assert parts.kl == pytest.approx(f.kl_mean, rel=0.15)
         seen += 1
     assert seen >= 13
+
+
+def test_two_bits_cost_more_than_their_sum(report: QualityReport) -> None:
+    [f] = [f for f in report.formats if f.format == "kivi2"]
+    body = replace(from_report(REPORT, "smollm2-135m"), pairs={})
+    q = Evidence(LLAMA, [body]).of(f.k, f.v)
+    assert q and f.k_only and f.v_only
+    assert 1.16 * (f.k_only.kl_mean + f.v_only.kl_mean) < f.kl_mean
+    assert f.k_only.kl_mean + f.v_only.kl_mean < q.kl < f.kl_mean < 1.13 * q.kl
 
 
 def test_the_studied_model_itself_is_measured() -> None:
@@ -94,9 +135,9 @@ def test_best_evidence_first() -> None:
     guess = Body(PREDICTED, "tensors", {("k", "int8"): 0.3, ("v", "int8"): 0.1, ("k", "nvfp4"): 0.2})
     evidence = Evidence(LLAMA, [guess, own])
     first, second, mixed = evidence.of("int8", "int8"), evidence.of("nvfp4", "int8"), evidence.of("int8", "nvfp4")
-    assert first and (first.kl, first.evidence) == (pytest.approx(0.6), MEASURED)
-    # The weaker kind of the two parts is the kind of the pair.
-    assert second and (second.kl, second.evidence) == (pytest.approx(0.3), PREDICTED)
+    assert first and (first.kl, first.evidence) == (pytest.approx(together(0.5, 0.1)), MEASURED)
+    # The weaker kind of the two parts is the kind of the pair; K's level is that of the measured int8.
+    assert second and (second.kl, second.evidence) == (pytest.approx(together(0.2 * 0.5 / 0.3, 0.1)), PREDICTED)
     assert mixed and mixed.evidence == OTHER
     whole = Body(MEASURED, "no parts", {}, {("int8", "int8"): (0.02, 0.9)})
     q = Evidence(LLAMA, [whole]).of("int8", "int8")
@@ -109,13 +150,14 @@ def test_scales_and_packing_of_engines_change_nothing() -> None:
     plain = evidence.of("int8", "int8")
     assert plain and plain == evidence.of("int8,scale=fp32,pack=slot", "int8,scale=fp32,pack=slot")
     assert evidence.of("q8_0", "q8_0") == evidence.of("int8:group/32", "int8:group/32")
-    q4, study = evidence.of("q4_0", "q4_0"), 0.0977 + 0.00651
+    q4, study = evidence.of("q4_0", "q4_0"), together(0.0977, 0.00651)
     assert q4 and q4.kl == pytest.approx(study)
 
 
 def test_what_was_never_measured_is_theory() -> None:
     q = Evidence(LLAMA).of("int6:group/32", "int6:group/32")
-    assert q and q.evidence == THEORY and q.high == pytest.approx(10 * q.kl)
+    k, v = (theory_kl(role, "int6:group/32") or 0 for role in "kv")
+    assert q and (q.evidence, q.kl, q.high) == (THEORY, together(k, v), together(10 * k, 10 * v))
     assert Evidence(LLAMA).of("octave_k3v4", "octave_k3v4") is None
 
 
