@@ -42,7 +42,7 @@ def test_16_bit_wins_when_it_fits() -> None:
 def test_the_reason_and_the_runner_up_have_numbers(tight: Recommendation) -> None:
     assert tight.recommended and tight.runner_up and (best(tight).k, best(tight).v) == ("int8", "int8")
     reason = tight.recommended.reason
-    assert all(x in reason for x in ("(27 do)", "KL 0.0007", "54 fit", "81.25 GiB", "1.97x", "from another model"))
+    assert all(x in reason for x in ("(27 do)", "KL 0.0008", "54 fit", "81.25 GiB", "1.97x", "from another model"))
     assert tight.runner_up.candidate.k_v != best(tight).k_v
     assert "requests fit against 54" in tight.runner_up.reason and "lost" in tight.runner_up.reason
 

@@ -9,7 +9,7 @@ from math import lcm
 from typing import Any
 
 from kvplan.errors import KvplanError, UnsupportedError
-from kvplan.formats.layout import BoundTensor, Layout
+from kvplan.formats.layout import BoundTensor, Layout, TensorView
 from kvplan.units import cdiv
 from kvplan_kernels.attention.config import DecodeConfig, default_config
 from kvplan_kernels.attention.door import check_fp8_domain
@@ -112,6 +112,10 @@ class Case:
         """Raises what the grammar and the layout refuse."""
         return _layout(self.formats, self.dims, self.heads, self.dtype)
 
+    def view(self, role: str) -> TensorView:
+        """The layout's view of `k` or `v`."""
+        return _view(self.formats, self.dims, self.heads, self.dtype, role)
+
     @cached_property
     def tensors(self) -> tuple[BoundTensor, BoundTensor]:
         return self.layout.tensor("k"), self.layout.tensor("v")
@@ -136,7 +140,7 @@ class Case:
 
     @property
     def has_static(self) -> bool:
-        return any(v.has_static_scale or v.has_global for v in map(self.layout.view, "kv"))
+        return any(v.has_static_scale or v.has_global for v in map(self.view, "kv"))
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
@@ -162,7 +166,7 @@ class Case:
         need = len(self.counts) * cdiv(max(1, *self.counts), page_size) + 2
         if self.pool == "small":
             return need
-        return need + cdiv(HUGE_ELEMENTS, self.heads * page_size * min(v.words for v in map(self.layout.view, "kv")))
+        return need + cdiv(HUGE_ELEMENTS, self.heads * page_size * min(v.words for v in map(self.view, "kv")))
 
     @property
     def effort(self) -> float:
@@ -170,7 +174,7 @@ class Case:
 
         Not from the launch configuration: the committed list would change with every tuned tile.
         """
-        views = [self.layout.view(role) for role in "kv"]
+        views = [self.view(role) for role in "kv"]
         planes = sum(v.stripes * v.fields_per_word for v in views)
         tiles = sum(cdiv(count, 32) for count in self._counts(32))
         rows = len(self._counts(32)) * cdiv(max(self._counts(32)), 16 if any(v.planar for v in views) else 32)
@@ -197,20 +201,20 @@ class Case:
             found["lengths"] = "a flush edge needs a residual"
         if self.calibration == "clip" and not self.has_static:
             found["calibration"] = "only static scales can be calibrated too narrowly"
-        if self.again == "scales" and (not self.layout.view("k").quantised or self.data == "overflow"):
+        if self.again == "scales" and (not self.view("k").quantised or self.data == "overflow"):
             found["again"] = "there are no scales to double, or they are as large as can be"
         if self.again == "fp8 domain" and not _has_fp8_domain(self.layout):
             found["again"] = "only fp8_e4m3 with static scales has an FP8 domain"
         if self.again.startswith("prefix") and max(self.dims) > LARGEST_DIM:
             found["again"] = f"chunks have at most {LARGEST_DIM} channels"
-        k = self.layout.view("k")
+        k = self.view("k")
         if self.queries == "sharp" and (k.rot or k.by_channel or k.nested or k.static_items > 1):
             found["queries"] = "queries that are scaled by channel, turned or combined are rounded once more"
         if self.data == "offset" and self.variant in ("softcap", "sinks", "all three"):
             found["data"] = "beside a softcap or a sink the rounding of what all logits have in common counts"
-        if self.dtype == "fp16" and self.layout.view("k").number == "bf16":
+        if self.dtype == "fp16" and self.view("k").number == "bf16":
             found["dtype"] = "bf16 keys round fp16 queries"
-        v, in_bf16 = self.layout.view("v"), self.dtype == "bf16"
+        v, in_bf16 = self.view("v"), self.dtype == "bf16"
         if self.data == "outlier" and (
             v.number == "bf16" or (in_bf16 and (v.recent or self.again.startswith("prefix")))
         ):
@@ -240,6 +244,11 @@ class Case:
 def _layout(formats: str, dims: tuple[int, int], heads: int, dtype: str) -> Layout:
     k, v = formats.split()
     return layout_of(k, v, dims, heads, dtype)
+
+
+@cache
+def _view(formats: str, dims: tuple[int, int], heads: int, dtype: str, role: str) -> TensorView:
+    return _layout(formats, dims, heads, dtype).view(role)
 
 
 @cache
