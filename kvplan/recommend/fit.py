@@ -64,10 +64,10 @@ def _other_head_dims(report: dict[str, Any], key: str, fixed: float, roof: float
     }
 
 
-def _points(report: dict[str, Any], *uses: str) -> dict[str, list[Point]]:
+def _points(report: dict[str, Any], use: str) -> dict[str, list[Point]]:
     found: dict[str, list[Point]] = {}
     for row in report["rows"]:
-        if row["use"] in uses and row["seconds"]:
+        if row["use"] == use and row["seconds"]:
             found.setdefault(_key(row), []).append((row["bytes"], row.get("flops", 0), row["seconds"]))
     return found
 

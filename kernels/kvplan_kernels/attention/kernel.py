@@ -189,26 +189,26 @@ def decode_kernel(
                 )  # fmt: skip
         if V.recent:
             acc = natural_planes(acc, V, V_UNIT)
+            # Tile i begins with token (waiting + i) * RECENT_TOKENS.
+            waiting = v_end // RECENT_TOKENS - packed_tiles(length, BN, V)
             i_late = tl.maximum(first, packed)
             if EARLY_KEYS:
                 # Tiles that begin before the first key that waits, and end before it unless there are MIXED_KEYS.
-                i_early = packed_tiles(length, BN, V) - v_end // RECENT_TOKENS + tl.cdiv(k_end, RECENT_TOKENS)
+                i_early = tl.cdiv(k_end, RECENT_TOKENS) - waiting
                 i_early = tl.minimum(tl.maximum(i_early, i_late), last) if K.recent else last
                 for i_tile in tl.range(loop_bound(i_late), loop_bound(i_early), num_stages=STAGES):
-                    i_token = (v_end // RECENT_TOKENS + i_tile - packed_tiles(length, BN, V)) * RECENT_TOKENS
                     m, l, acc = attend_recent(
-                        i_token, m, l, acc, q, q_sum, k_factor, q_plain, plain_factor, K_WORDS, K_HIGH, K_META, K_RING,
-                        V_RING, p_table, i_pair, i_head, k_end, v_end, length, limit, o_kw, o_vw, K, V, MODE, HKV,
-                        PAGE, K_UNIT, NATIVE_FP8, True, MIXED_KEYS,
+                        (waiting + i_tile) * RECENT_TOKENS, m, l, acc, q, q_sum, k_factor, q_plain, plain_factor,
+                        K_WORDS, K_HIGH, K_META, K_RING, V_RING, p_table, i_pair, i_head, k_end, v_end, length, limit,
+                        o_kw, o_vw, K, V, MODE, HKV, PAGE, K_UNIT, NATIVE_FP8, True, MIXED_KEYS,
                     )  # fmt: skip
                 i_late = i_early
             if K.recent:
                 for i_tile in tl.range(loop_bound(i_late), loop_bound(last), num_stages=STAGES):
-                    i_token = (v_end // RECENT_TOKENS + i_tile - packed_tiles(length, BN, V)) * RECENT_TOKENS
                     m, l, acc = attend_recent(
-                        i_token, m, l, acc, q, q_sum, k_factor, q_plain, plain_factor, K_WORDS, K_HIGH, K_META, K_RING,
-                        V_RING, p_table, i_pair, i_head, k_end, v_end, length, limit, o_kw, o_vw, K, V, MODE, HKV,
-                        PAGE, K_UNIT, NATIVE_FP8, False, True,
+                        (waiting + i_tile) * RECENT_TOKENS, m, l, acc, q, q_sum, k_factor, q_plain, plain_factor,
+                        K_WORDS, K_HIGH, K_META, K_RING, V_RING, p_table, i_pair, i_head, k_end, v_end, length, limit,
+                        o_kw, o_vw, K, V, MODE, HKV, PAGE, K_UNIT, NATIVE_FP8, False, True,
                     )  # fmt: skip
         slot = i_program + i_request.to(tl.int64) * SEGMENTS + i_segment
         b_sum = tl.sum(l, 0)

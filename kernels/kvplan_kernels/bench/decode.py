@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from kvplan_kernels.attention.config import DecodeConfig
-from kvplan_kernels.attention.decode import decode, launch_config, make_workspace
+from kvplan_kernels.attention.decode import decode, make_workspace
 from kvplan_kernels.attention.work import tile_starts
 from kvplan_kernels.bench.baseline import bytes_read, dense_time, rotating, torch_ways
 from kvplan_kernels.bench.cases import BASELINE, CASES, ERROR_MUST, FORMATS, Case, Goal, goal, layout_for, measured
@@ -124,7 +124,7 @@ def measure(fmt: str, case: Case, report: Row, chosen: argparse.Namespace) -> Ro
     layout = layout_for(fmt, case)
     cache, q = filled(layout, case, chosen.device), queries(layout, case, chosen.device)
     sample = sampled(q, cache, case.dim**-0.5)
-    config = launch_config(q, cache)
+    config = table_entry(fmt, case, q.device)
     caches = rotating(cache)
     names = [layout.tensor(role).spelling for role in ("k", "v")]
     shape = {"requests": len(case.lengths), "tokens": sum(case.lengths), "kv_heads": case.kv_heads}
